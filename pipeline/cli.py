@@ -6,26 +6,36 @@ The commands parse arguments and print. Each imports what it needs when it is ca
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import json
 import time
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from pipeline.cli_models import models_app
-from pipeline.cli_verify import verify
+from pipeline.commands.export import export
+from pipeline.commands.init import init, schema
+from pipeline.commands.models import models_app
+from pipeline.commands.retract import retract
+from pipeline.commands.runs import Overrides, write_report
+from pipeline.commands.runs import app as runs_app
+from pipeline.commands.verify import verify
+from pipeline.start_up import postpone_garbage_collection, skip_pandas
 from pipeline.supervisor import report_exit, supervise
 from pipeline.terminal import (
     DONE,
     TOO_MUCH_QUARANTINED,
     WRONG_USAGE,
     CommandGroup,
+    answer,
     console,
     errors,
     fail,
     set_up_process,
+    with_output_options,
 )
 
 if TYPE_CHECKING:
@@ -39,32 +49,22 @@ HELP = """
 Turn Common Crawl files into tokenized WebDataset shards: the CCNet chain on Ray Data.
 
 Exit codes: 0 done; 1 failed, finished tasks are kept; 2 wrong config or usage; 3 done, but more
-input could not be read than input.max_quarantined_share or input.max_lost_files_share allows.
+input could not be read than input.max_quarantined_share or input.max_lost_files_share allows;
+4 runs that differ, with `diff --exit-code`.
 """
 
 # The commands. `main` and the `corpusmill` program (console.py) add the options before
 # them.
 app = typer.Typer(help=HELP)
 
+app.command()(with_output_options(init))
+app.command()(with_output_options(schema))
 app.add_typer(models_app, name="models")
+app.add_typer(runs_app, name="")
 
 ConfigFile = Annotated[
     str,
     typer.Argument(help="A YAML file, or the name of one in configs/.", metavar="CONFIG"),
-]
-RunAddress = Annotated[
-    str,
-    typer.Argument(
-        help="Folder of a run, or s3://bucket/folder for a run in a bucket.", metavar="RUN"
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key, e.g. select.language.min_score=0.65.",
-    ),
 ]
 RunDir = Annotated[
     str | None, typer.Option(help="Folder of the run, instead of the config's run_dir.")
@@ -73,6 +73,28 @@ EngineKind = Annotated[
     str | None,
     typer.Option(metavar="auto|ray|inline", help="Instead of the config's engine.kind."),
 ]
+NumFiles = Annotated[
+    int | None,
+    typer.Option(min=1, help="Estimate for this many input files, without listing any."),
+]
+NumNodes = Annotated[int, typer.Option(min=1, help="Number of machines.")]
+NumCores = Annotated[
+    int | None, typer.Option(min=1, help="Cores per machine. Default: as this machine.")
+]
+MemoryGb = Annotated[
+    float | None,
+    typer.Option(help="Memory per machine in 10^9 bytes. Default: as this machine."),
+]
+Price = Annotated[
+    float | None,
+    typer.Option(min=0, help="Price of a core for an hour, in any currency."),
+]
+CalibrationRates = Annotated[
+    str | None,
+    typer.Option(
+        help="Rates: a finished run, or a .json file. Default: the shipped rates."
+    ),
+]
 Preflight = Annotated[
     bool,
     typer.Option(
@@ -80,15 +102,6 @@ Preflight = Annotated[
         help="Only fetch, make and open what the run needs, as `run` does before its first task.",
     ),
 ]
-ScoreRanges = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--score",
-        metavar="COLUMN=LOW:HIGH",
-        help="Range of a stored score, e.g. perplexity=:300. Repeatable.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> NoReturn:
@@ -143,50 +156,51 @@ def _read_root_options(
 
 
 @app.command()
+@with_output_options
 def run(
     config: ConfigFile,
     overrides: Overrides = None,
     run_dir: RunDir = None,
     engine: EngineKind = None,
-    is_quiet: Annotated[
-        bool,
-        typer.Option(
-            "--quiet", "-q", help="Print only warnings, errors and where the dataset is."
-        ),
-    ] = False,
 ) -> None:
     """Run a config, from crawl files to shards.
 
     Tasks that are finished already are skipped.
     """
     supervise()
-    from pipeline.execution.engine import run as run_plan
-    from pipeline.reporting.progress import RunProgress
-    from pipeline.reporting.prometheus import RunMetrics
-    from pipeline.reporting.report import print_report
-    from pipeline.runs.run_folder import RunFolder
-
     started = time.monotonic()
-    console.quiet = is_quiet
-    plan = _prepare_run(config, _load_config(config, overrides, run_dir, engine))
-    metrics = RunMetrics(plan)
-    with RunProgress(console) as progress:
-        for event in run_plan(plan, on_documents=progress.show_documents):
-            progress.show(event)
-            metrics.record(event)
-    num_tasks = progress.num_tasks
-    done = f"{num_tasks} tasks done" if num_tasks else "nothing was left to do"
+    with contextlib.ExitStack() as stack:
+        with postpone_garbage_collection():
+            from pipeline.execution.choose_engine import start_ray_early
+            from pipeline.execution.engine import run as run_plan
+            from pipeline.reporting.progress import RunProgress
+            from pipeline.reporting.prometheus import RunMetrics
+            from pipeline.reporting.report import print_report
+            from pipeline.runs.run_folder import RunFolder
+
+            settings = _load_config(config, overrides, run_dir, engine)
+            if early := start_ray_early(settings):
+                stack.enter_context(early)
+            plan = _prepare_run(config, settings)
+        metrics = RunMetrics(plan)
+        with RunProgress(console) as progress:
+            for event in run_plan(plan, early, on_documents=progress.show_documents):
+                progress.show(event)
+                metrics.record(event)
     found = RunFolder.open(plan.run_dir)
-    report = _write_report(found)
+    report = write_report(found)
     console.print()
     print_report(report, console)
     console.print()
-    console.quiet = False
-    _print_outcome(plan, found, report, f"{done}, in {time.monotonic() - started:.1f} s")
+    outcome = _Outcome(plan, found, report, progress.num_tasks, time.monotonic() - started)
+    answer(outcome.to_json, lambda: console.print(outcome.describe()))
+    if outcome.faults:
+        fail("\n".join(outcome.faults), TOO_MUCH_QUARANTINED)
 
 
 def _prepare_run(config: str, settings: RunConfig) -> RunPlan:
     """Fetch, make and open what a run needs, and return its plan."""
+    from pipeline.execution.choose_engine import runs_in_this_process
     from pipeline.execution.engine import check
     from pipeline.planning.plan import make_plan
     from pipeline.planning.preflight import check_models, find_shortage_of_disk
@@ -199,94 +213,100 @@ def _prepare_run(config: str, settings: RunConfig) -> RunPlan:
     plan = make_plan(settings)
     if not plan.splits:
         fail(f"{config}: the input has no files; check the section `input`", WRONG_USAGE)
-    check_models(plan)
+    is_in_process = runs_in_this_process(plan)
+    if is_in_process:
+        skip_pandas()
+    check_models(plan, keeps_open=is_in_process)
     if shortage := find_shortage_of_disk(plan):
         errors.print(shortage, style="yellow")
     return plan
 
 
-def _print_outcome(
-    plan: RunPlan, found: RunFolder, report: Report, what_was_done: str
-) -> None:
-    """Print where the dataset of a finished run is, and the next commands.
+@dataclass(frozen=True)
+class _Outcome:
+    """What a run has done.
 
-    Exits with a code if too much input could not be read.
+    Attributes:
+        num_tasks: tasks that it has finished; those that were finished before do not count.
     """
-    from pipeline.reporting.report import list_exceeded_limits
 
-    if report.num_tokens:
-        outcome = _describe_dataset(plan, found)
-    else:
-        outcome = "The dataset is empty: no document was kept"
-    console.print(f"{what_was_done}. {outcome}")
-    faults = list_exceeded_limits(report, plan.config.input)
-    if faults:
-        faults.append(f"causes: {found.folder('extract').root}/*.quarantine.jsonl")
-        fail("\n".join(faults), TOO_MUCH_QUARANTINED)
+    plan: RunPlan
+    found: RunFolder
+    report: Report
+    num_tasks: int
+    seconds: float
 
+    @property
+    def faults(self) -> list[str]:
+        """The limits on unreadable input that the run exceeds, and where the causes are."""
+        from pipeline.reporting.report import list_exceeded_limits
 
-def _describe_dataset(plan: RunPlan, run: RunFolder) -> str:
-    """Return where the dataset is, and the commands to look at it."""
-    from pipeline.execution.engine import DATASET_LINK
+        faults = list_exceeded_limits(self.report, self.plan.config.input)
+        if faults:
+            root = self.found.folder("extract").root
+            faults.append(f"causes: {root}/*.quarantine.jsonl")
+        return faults
 
-    # In a bucket, only our loader can follow the link.
-    dataset = run.dataset if plan.run_dir.is_remote else plan.run_dir.child(DATASET_LINK)
-    return (
-        f"The dataset: {dataset}/manifest.json\n"
-        f"Next:  python -m pipeline explain {plan.run_dir} URL   "
-        f"show why a page is in the dataset or not\n"
-        f"       python -m pipeline verify {plan.run_dir}        check every shard\n"
-        f"       {plan.run_dir}/report.html                      this summary as a page"
-    )
+    @property
+    def dataset(self) -> str | None:
+        """The manifest of the dataset; None: no document was kept."""
+        from pipeline.execution.engine import DATASET_LINK
 
+        if not self.report.num_tokens:
+            return None
+        run_dir = self.plan.run_dir
+        # In a bucket, only our loader can follow the link.
+        folder = self.found.dataset if run_dir.is_remote else run_dir.child(DATASET_LINK)
+        return f"{folder}/manifest.json"
 
-def _write_report(run: RunFolder) -> Report:
-    """Write the report of a run into its folder, and return it."""
-    from pipeline.reporting.report import make_report, to_html, to_json
+    def to_json(self) -> str:
+        """Return the outcome with the report as JSON text."""
+        from pipeline.reporting.report import to_json
 
-    report = make_report(run)
-    run.run_dir.put("report.html", to_html(report).encode())
-    run.run_dir.put("report.json", to_json(report).encode())
-    return report
+        value = {
+            "run_dir": str(self.plan.run_dir),
+            "dataset": self.dataset,
+            "num_tasks": self.num_tasks,
+            "seconds": round(self.seconds, 1),
+            "faults": self.faults,
+            "report": json.loads(to_json(self.report)),
+        }
+        return json.dumps(value, indent=1, ensure_ascii=False)
+
+    def describe(self) -> str:
+        """Return what was done, where the dataset is, and the commands to look at it."""
+        num = self.num_tasks
+        done = f"{num} tasks done" if num else "nothing was left to do"
+        done = f"{done}, in {self.seconds:.1f} s"
+        if self.dataset is None:
+            return f"{done}. The dataset is empty: no document was kept"
+        run_dir = self.plan.run_dir
+        return (
+            f"{done}. The dataset: {self.dataset}\n"
+            f"Next:  python -m pipeline explain {run_dir} URL   "
+            f"show why a page is in the dataset or not\n"
+            f"       python -m pipeline verify {run_dir}        check every shard\n"
+            f"       {run_dir}/report.html                      this summary as a page"
+        )
 
 
 # ----------------------------------------------------------------------------------------- plan
 
 
 @app.command()
+@with_output_options
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
     run_dir: RunDir = None,
     engine: EngineKind = None,
-    files: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Estimate for this many input files, without listing any."
-        ),
-    ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
-    cores: Annotated[
-        int | None, typer.Option(min=1, help="Cores per machine. Default: as this machine.")
-    ] = None,
-    memory_gb: Annotated[
-        float | None,
-        typer.Option(help="Memory per machine in 10^9 bytes. Default: as this machine."),
-    ] = None,
-    price_per_core_hour: Annotated[
-        float | None,
-        typer.Option(min=0, help="Price of a core for an hour, in any currency."),
-    ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help="Rates: a finished run, or a .json file. Default: the shipped rates."
-        ),
-    ] = None,
+    files: NumFiles = None,
+    nodes: NumNodes = 1,
+    cores: NumCores = None,
+    memory_gb: MemoryGb = None,
+    price_per_core_hour: Price = None,
+    calibration: CalibrationRates = None,
     preflight: Preflight = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the estimate as JSON.")
-    ] = False,
 ) -> None:
     """Show what `run` would do and what it would cost.
 
@@ -297,45 +317,48 @@ def plan(
 
     settings = _load_config(config, overrides, run_dir, engine)
     if preflight:
-        planned = _prepare_run(config, settings)
-        num_files = sum(len(split.files) for split in planned.splits)
-        console.print(f"Ready to run: {num_files:,} input files, and every model opens.")
+        _check_only(config, settings)
         return
     rates = _read_rates(calibration)
     input_bytes: float | None = None
     if files is None:
-        files, input_bytes = _show_plan(settings, is_quiet=as_json)
+        files, input_bytes = _show_plan(settings)
         if not files:
             return
-    if settings.input.common_crawl is not None:
+    crawl = settings.input.common_crawl
+    if crawl is not None and crawl.pages is None:
         input_bytes = (
             None  # the sizes of the files of a snapshot are known to the server only
         )
     cluster = describe_cluster(settings, nodes, cores, memory_gb, price_per_core_hour)
     found = estimate(settings, rates, cluster, num_files=files, input_bytes=input_bytes)
-    if as_json:
-        sys.stdout.write(to_json(found))
-        return
     console.print()
-    print_estimate(found, console)
+    answer(to_json(found), lambda: print_estimate(found, console))
 
 
-def _show_plan(settings: RunConfig, *, is_quiet: bool) -> tuple[int, float]:
+def _check_only(config: str, settings: RunConfig) -> None:
+    """Fetch, make and open what a run needs, and answer that it can start."""
+    planned = _prepare_run(config, settings)
+    num_files = sum(len(split.files) for split in planned.splits)
+    message = f"Ready to run: {num_files:,} input files, and every model opens."
+    answer(json.dumps({"num_files": num_files}), lambda: console.print(message))
+
+
+def _show_plan(settings: RunConfig) -> tuple[int, float]:
     """Print the plan and return the number of input files and their bytes."""
     from pipeline.planning.plan import make_plan
     from pipeline.planning.prepare import describe_demo_models, is_prepared
     from pipeline.reporting.plan_table import print_plan
 
-    if not is_prepared(settings) and not is_quiet:
+    if not is_prepared(settings):
         console.print(
             "Some models or the sample crawl are missing on this machine; `run` makes them first. "
             "Unknown values are shown as —.\n"
         )
     planned = make_plan(settings)
-    if not is_quiet:
-        print_plan(planned, console)
-        if note := describe_demo_models(settings):
-            console.print(note)
+    print_plan(planned, console)
+    if note := describe_demo_models(settings):
+        console.print(note)
     num_files = sum(len(split.files) for split in planned.splits)
     return num_files, float(sum(split.num_bytes for split in planned.splits))
 
@@ -356,177 +379,18 @@ def _read_rates(calibration: str | None) -> Calibration:
     return measured.filled_by(shipped)
 
 
-# ------------------------------------------------------------------------------ looking at a run
-
-
-@app.command(name="report")
-def show_report(run: RunAddress, as_json: AsJson = False) -> None:
-    """Print the summary of a run again.
-
-    Also writes its report.html and report.json again.
-    """
-    from pipeline.reporting.report import make_report, print_report, to_json
-    from pipeline.runs.run_folder import RunFolder
-
-    found = RunFolder.open(run)
-    report = make_report(found)
-    if as_json:
-        sys.stdout.write(to_json(report))
-        return
-    print_report(_write_report(found), console)
-    console.print(f"\nAs a page: {run}/report.html")
-
-
-@app.command()
-def status(run: RunAddress, as_json: AsJson = False) -> None:
-    """Show the progress of a run.
-
-    Reads only the run folder, so any machine can run it, without Ray.
-    """
-    from pipeline.reporting.status import print_status, read_status, to_json
-    from pipeline.runs.run_folder import RunFolder
-
-    found = read_status(RunFolder.open(run), now=time.time())
-    if as_json:
-        sys.stdout.write(to_json(found))
-        return
-    print_status(found, console)
-
-
-@app.command()
-def explain(
-    run: RunAddress,
-    document: Annotated[str, typer.Argument(help="A URL or a doc_id.")],
-    as_json: AsJson = False,
-) -> None:
-    """Show why a document was kept or dropped.
-
-    Prints where it was read, its scores, every rule with its limit, and where it is stored.
-    """
-    from pipeline.reporting.explain import explain as trace_document
-    from pipeline.reporting.explain import format_trace, to_json
-    from pipeline.runs.run_folder import RunFolder
-
-    traces = trace_document(RunFolder.open(run), document)
-    if as_json:
-        sys.stdout.write(to_json(traces))
-        return
-    for trace in traces:
-        for line in format_trace(trace):
-            console.print(line)
-        console.print()
-
-
-@app.command()
-def samples(
-    run: RunAddress,
-    decision: Annotated[
-        str | None,
-        typer.Option("--decision", "--reason", help="kept, or a drop reason."),
-    ] = None,
-    language: Annotated[str | None, typer.Option(help="Code of a language.")] = None,
-    domain: Annotated[str | None, typer.Option(help="Host of the URL.")] = None,
-    scores: ScoreRanges = None,
-    num_samples: Annotated[
-        int, typer.Option("-n", "--num-samples", min=1, help="Number of documents.")
-    ] = 10,
-    seed: Annotated[
-        int, typer.Option(min=0, help="The same seed draws the same documents.")
-    ] = 0,
-    chars: Annotated[
-        int, typer.Option(min=0, help="Print the first characters of a text; 0: all.")
-    ] = 600,
-    before: Annotated[
-        bool,
-        typer.Option("--before", help="Print the text before duplicate lines are removed."),
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object per document, with both texts."),
-    ] = False,
-) -> None:
-    """Print random documents with a decision, language, domain or score.
-
-    Prints the text of each. `explain` shows more about one of them.
-    """
-    from pipeline.reporting import samples as sampling
-    from pipeline.runs.run_folder import RunFolder
-
-    wanted = sampling.Filter(
-        decision, language, domain, sampling.parse_scores(scores or [])
-    )
-    found = sampling.draw_samples(RunFolder.open(run), wanted, num_samples, seed)
-    for sample in found:
-        if as_json:
-            sys.stdout.write(sampling.to_json(sample))
-        else:
-            console.print("\n".join(sampling.format_sample(sample, chars, before)), "\n")
-
-
-@app.command()
-def preview(run: RunAddress, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show what other thresholds of `select` would keep.
-
-    Uses the stored scores. Takes seconds and writes nothing.
-    """
-    from pipeline.reporting.preview import preview as preview_run
-    from pipeline.reporting.preview import print_preview, to_json
-    from pipeline.runs.run_folder import RunFolder
-
-    if not overrides:
-        fail(
-            "nothing to preview: name a threshold, such as --set select.language.min_score=0.65",
-            WRONG_USAGE,
-        )
-    found = preview_run(RunFolder.open(run), overrides)
-    if as_json:
-        sys.stdout.write(to_json(found))
-        return
-    print_preview(found, console)
-
-
-@app.command()
-def browse(
-    run: RunAddress,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free one.")
-    ] = 0,
-) -> None:
-    """Show documents, scores and limits on a local web page.
-
-    Prints its address, which holds a secret. Reads the run only, and serves until Ctrl-C.
-    """
-    from pipeline.reporting.browse import build_index, serve
-    from pipeline.runs.run_folder import RunFolder
-
-    with build_index(RunFolder.open(run)) as index:
-        console.print(f"{index.num_docs:,} documents of {run}; Ctrl-C ends the server.")
-        serve(index, port, console.print)
-
-
 # ---------------------------------------------------------------------------- checking a dataset
 
 
-app.command()(verify)
+app.command()(with_output_options(verify))
+app.command()(with_output_options(retract))
 
 
-@app.command()
-def export(
-    run: RunAddress, out: Annotated[Path, typer.Argument(help="Folder to create.")]
-) -> None:
-    """Write the kept documents in CCNet's format.
-
-    Writes one gzip file of JSON lines per language and bucket.
-    """
-    from pipeline.reporting.export import export_ccnet
-    from pipeline.runs.run_folder import RunFolder
-
-    written = export_ccnet(RunFolder.open(run), out)
-    for name, num_docs in sorted(written.items()):
-        console.print(f"{num_docs:>10,}  {out / name}")
+app.command()(with_output_options(export))
 
 
 @app.command(name="sample-crawl")
+@with_output_options
 def sample_crawl(
     out: Annotated[Path, typer.Argument(help="Folder to create.")],
     documents: Annotated[int, typer.Option(min=100, help="Number of pages.")] = 20_000,
@@ -550,7 +414,9 @@ def sample_crawl(
         f"{documents:,} pages in {len(crawl.files)} files under {out}; "
         f"the expected decisions are in {crawl.truth}"
     )
-    console.print(message)
+    files = [str(file) for file in crawl.files]
+    value = {"num_documents": documents, "files": files, "truth": str(crawl.truth)}
+    answer(json.dumps(value), lambda: console.print(message))
 
 
 def _load_config(

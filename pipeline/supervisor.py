@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 from pipeline.execution import watchdog
-from pipeline.execution.ray_failures import read_raylet_errors
+from pipeline.execution.on_ray.failures import read_raylet_errors
 from pipeline.execution.watchdog import TOO_SLOW_SIGNAL
 from pipeline.processes import list_descendants
 from pipeline.terminal import (
@@ -47,6 +47,9 @@ END_GRACE_S = 5
 # From prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+
+# Times of files are those of the last tick of the kernel's clock, up to 10 ms ago.
+FILE_CLOCK_LAG_S = 0.02
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
@@ -79,12 +82,14 @@ def supervise() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
+    # Before the fork: the child may write files before this process runs again.
+    started_at = time.time() - FILE_CLOCK_LAG_S
     # A signal waits until both processes have set their handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = os.fork()
     if child:
         os.close(writer)
-        _Supervisor(child, reader, log).wait()
+        _Supervisor(child, reader, log, started_at).wait()
     os.close(reader)
     _enter_child(parent, writer, log)
 
@@ -148,11 +153,11 @@ def _prctl(option: int, value: int) -> None:
 class _Supervisor:
     """The parent, while the child runs the command."""
 
-    def __init__(self, child: int, reader: int, log: BinaryIO) -> None:
+    def __init__(self, child: int, reader: int, log: BinaryIO, started_at: float) -> None:
         self._child = child
         self._reader = reader
         self._log = log
-        self._started_at = time.time()
+        self._started_at = started_at
         self._stopped_by: signal.Signals | None = None
         # When the child is killed, by time.monotonic().
         self._deadline = math.inf

@@ -2,33 +2,138 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import shlex
 import signal
 import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Annotated, Any, NoReturn
 
+import typer
 from typer.core import TyperGroup
 
-from terminal_output import escape_output
+from terminal_output import escape, escape_output
 from terminal_output.console import SafeConsole
 
 DONE = 0
 FAILED = 1
 WRONG_USAGE = 2
 TOO_MUCH_QUARANTINED = 3
+DIFFERENT = 4
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 
+RunAddress = Annotated[
+    str,
+    typer.Argument(
+        help="Folder of a run, or s3://bucket/folder for a run in a bucket.", metavar="RUN"
+    ),
+]
 OUR_PACKAGES = ("pipeline", "stages", "shardwriter", "storage", "config_files")
 
+# Commands that go on where they were stopped. Others only read, or leave nothing behind.
+RESUMABLE = ("run", "export", "retract")
 RESUME_HINT = "finished tasks are kept, run the same command again to continue"
 
 # A pipe has no width; 140 columns hold every table.
 console = SafeConsole(width=None if sys.stdout.isatty() else 140)
 errors = SafeConsole(stderr=True)
+
+
+@dataclass
+class _Output:
+    """What the options of all commands say.
+
+    Attributes:
+        stdout: where JSON is printed; None: to sys.stdout.
+    """
+
+    is_json: bool = False
+    is_quiet: bool = False
+    is_verbose: bool = False
+    stdout: IO[str] | None = None
+
+
+_output = _Output()
+
+
+_OPTIONS = {
+    "is_json": Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the answer as JSON, alone on stdout; messages on stderr."
+        ),
+    ],
+    "is_quiet": Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Print only warnings, errors and the answer."),
+    ],
+    "is_verbose": Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print more messages, with times, and tracebacks."
+        ),
+    ],
+}
+
+
+def with_output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that all commands have: --json, --quiet and --verbose.
+
+    The command itself does not see them: it prints messages on `console`, and its answer with
+    `answer`.
+    """
+
+    @functools.wraps(command)
+    def run_command(**arguments: Any) -> None:
+        _set_output(**{name: arguments.pop(name) for name in _OPTIONS})
+        command(**arguments)
+
+    own = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind
+        )
+        for name, kind in _OPTIONS.items()
+    ]
+    signature = own.replace(parameters=[*own.parameters.values(), *added])
+    # Typer reads the parameters here.
+    run_command.__dict__["__signature__"] = signature
+    return run_command
+
+
+def _set_output(*, is_json: bool, is_quiet: bool, is_verbose: bool) -> None:
+    """Print from now on as the options of a command say."""
+    _output.is_json, _output.is_quiet, _output.is_verbose = is_json, is_quiet, is_verbose
+    console.stderr, console.quiet = is_json, is_quiet
+    if is_verbose:
+        for package in OUR_PACKAGES:
+            logging.getLogger(package).setLevel(logging.DEBUG)
+
+
+def answer(value: str | Callable[[], str], show: Callable[[], object]) -> None:
+    """Print the answer of a command: as JSON with --json, else as text.
+
+    Args:
+        value: the answer as JSON text, or the function that returns it.
+        show: prints the answer on `console`. It is also shown with --quiet.
+    """
+    if _output.is_json:
+        text = escape(value if isinstance(value, str) else value())
+        stdout = _output.stdout or sys.stdout
+        stdout.write(text if text.endswith("\n") else f"{text}\n")
+        stdout.flush()
+        return
+    console.quiet = False
+    show()
+    console.quiet = _output.is_quiet
 
 
 class CommandGroup(TyperGroup):
@@ -43,8 +148,10 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            fail(f"interrupted: {describe_resume()}", INTERRUPTED)
+            fail(_describe_stop("interrupted"), INTERRUPTED)
         except Exception as error:
+            if _output.is_verbose:
+                errors.print(traceback.format_exc())
             package = type(error).__module__.partition(".")[0]
             if package not in OUR_PACKAGES and not isinstance(error, OSError):
                 raise  # a usage error, which Typer prints, or a bug
@@ -58,12 +165,20 @@ def describe_resume() -> str:
     return f"{RESUME_HINT}: {program} {shlex.join(sys.argv[1:])}"
 
 
+def _describe_stop(how: str) -> str:
+    """Return why the command ends, and how to continue it if that is possible."""
+    is_resumable = sys.argv[1:2] and sys.argv[1] in RESUMABLE
+    return f"{how}: {describe_resume()}" if is_resumable else how
+
+
 def print_to(stdout: int, stderr: int) -> None:
     """Print on these file descriptors from now on. Later changes of sys.stdout have no effect."""
-    for target, descriptor in ((console, stdout), (errors, stderr)):
-        target.file = os.fdopen(
-            descriptor, "w", encoding=sys.stdout.encoding, errors="backslashreplace"
-        )
+    files = [
+        os.fdopen(number, "w", encoding=sys.stdout.encoding, errors="backslashreplace")
+        for number in (stdout, stderr)
+    ]
+    _output.stdout, errors.file = files
+    console.file = files[1] if _output.is_json else files[0]
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -122,7 +237,10 @@ class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         is_problem = record.levelno >= logging.WARNING
         target = errors if is_problem else console
-        target.print(record.getMessage(), style="yellow" if is_problem else None)
+        line = record.getMessage()
+        if _output.is_verbose:
+            line = f"{time.strftime('%H:%M:%S')} {record.name}: {line}"
+        target.print(line, style="yellow" if is_problem else None)
 
 
 def _end_on_sigterm(*_: object) -> NoReturn:
@@ -131,6 +249,6 @@ def _end_on_sigterm(*_: object) -> NoReturn:
     `ray job stop`, a pod that is removed and `kill` send SIGTERM. The message bypasses Python's
     buffers, because the sender may kill the process before it has ended.
     """
-    message = f"stopped by SIGTERM: {describe_resume()}\n"
-    os.write(errors.file.fileno(), message.encode())
+    message = _describe_stop("stopped by SIGTERM")
+    os.write(errors.file.fileno(), f"{message}\n".encode())
     raise SystemExit(TERMINATED)

@@ -14,7 +14,7 @@ from pipeline.phases import registry
 # Version of the calibration file.
 VERSION = 1
 
-# The shipped rates, measured by benchmarks/calibrate.py on two cores.
+# The shipped rates, measured by benchmarks/runs/calibrate.py on two cores.
 SHIPPED = Path(__file__).with_name("calibration.json")
 
 # Amount -> its size. The phases declare the amounts: bytes of the input, documents, tokens,
@@ -103,7 +103,7 @@ def read_calibration(path: Path = SHIPPED) -> Calibration:
         if version == VERSION:
             return Calibration.model_validate(content)
     except (OSError, ValueError, AttributeError) as error:
-        fault = f"{path} is not a calibration: {error}; make one: python -m benchmarks.calibrate"
+        fault = f"{path} is not a calibration: {error}; make one: python -m benchmarks.runs.calibrate"
         raise ConfigError([fault]) from error
     fault = f"{path}: version is {version!r}, expected {VERSION}; measure again: make bench"
     raise ConfigError([fault])

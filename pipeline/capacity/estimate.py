@@ -24,6 +24,10 @@ from pipeline.capacity.model import Cluster, CostModel, RunEstimate
 from pipeline.config import RunConfig
 from pipeline.planning.run_plan import RunPlan
 
+# Memory of the machine that estimates assume: it must not limit the number of tasks at a
+# time.
+ENOUGH_MEMORY_GB = 1e6
+
 
 def estimate(
     config: RunConfig,
@@ -63,7 +67,8 @@ def estimate_plan(plan: RunPlan, config: RunConfig, cluster: Cluster) -> RunEsti
         cluster: the machines.
     """
     # The sizes of the files of a snapshot are known to the server only.
-    is_snapshot = config.input.common_crawl is not None
+    crawl = config.input.common_crawl
+    is_snapshot = crawl is not None and crawl.pages is None
     input_bytes = float(sum(split.num_bytes for split in plan.splits))
     return estimate(
         config,
@@ -72,6 +77,23 @@ def estimate_plan(plan: RunPlan, config: RunConfig, cluster: Cluster) -> RunEsti
         num_files=sum(len(split.files) for split in plan.splits),
         input_bytes=None if is_snapshot else input_bytes,
     )
+
+
+def estimate_task_seconds(plan: RunPlan, phase: str) -> float | None:
+    """Return the estimated CPU seconds of a task of a planned phase, without the start of its process.
+
+    None: the shipped rates have no such phase, or the plan has no input.
+    """
+    if not any(split.files for split in plan.splits):
+        return None
+    cluster = Cluster(nodes=1, cores=1, memory_gb=ENOUGH_MEMORY_GB)
+    (found,) = [
+        each
+        for each in estimate_plan(plan, plan.config, cluster).phases
+        if each.name == phase
+    ]
+    seconds = [value for step, value in found.cpu_s.items() if step != "start"]
+    return sum(seconds) / found.num_tasks if seconds else None
 
 
 def describe_cluster(

@@ -58,6 +58,15 @@ def _describe_totals(found: RunEstimate) -> list[str]:
         f"{_format_bytes(found.network_bytes)} over the network if the run folder is shared "
         f"storage; {OBJECT_STORE_MB} MB of object store per machine"
     )
+    opened = {p.name: p.num_opened for p in found.phases if p.num_opened}
+    if opened:
+        counts = ", ".join(f"{name} {count:,}" for name, count in opened.items())
+        lines.append(f"Files opened by tasks that read every input split: {counts}")
+    if found.driver_bytes:
+        lines.append(
+            f"The driver merges near-duplicates in up to {_format_bytes(found.driver_bytes)} "
+            f"of memory"
+        )
     if found.price is not None:
         cluster = found.cluster
         lines.append(

@@ -26,7 +26,7 @@ def find_warnings(model: CostModel, found: RunEstimate) -> Iterator[str]:
     yield from _check_cores_per_machine(model)
     yield from _check_number_of_files(found)
     yield from _check_disk(found)
-    yield from _check_driver_memory(model)
+    yield from _check_driver_memory(model, found)
     yield from _check_measured(model)
 
 
@@ -111,15 +111,13 @@ def _check_disk(found: RunEstimate) -> Iterator[str]:
         )
 
 
-def _check_driver_memory(model: CostModel) -> Iterator[str]:
-    num_records = model.amounts["documents"]
-    for phase in registry.PHASES:
-        merge_gb = phase.cost.driver_bytes * num_records / 1e9
-        if phase.is_enabled(model.config) and merge_gb > model.cluster.memory_gb / 2:
-            yield (
-                f"{phase.name}: the driver merges the results for {num_records:,.0f} records in "
-                f"sparse files of up to {merge_gb:,.0f} GB, which is slow beyond its memory"
-            )
+def _check_driver_memory(model: CostModel, found: RunEstimate) -> Iterator[str]:
+    if found.driver_bytes > model.cluster.memory_gb * 1e9 / 2:
+        yield (
+            f"the driver merges {found.amounts['clustered']:,.0f} documents with near-duplicates in "
+            f"{found.driver_bytes / 1e9:,.0f} GB of memory; its machine has "
+            f"{model.cluster.memory_gb:g} GB; start the run on a larger one"
+        )
 
 
 def _check_measured(model: CostModel) -> Iterator[str]:

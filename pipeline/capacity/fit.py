@@ -25,7 +25,7 @@ from pipeline.runs.run_folder import RunFolder
 
 # CPU seconds to go to one piece of one split's file of hashes, even if the piece is empty.
 #
-# Measured with benchmarks/driver_scale.py on 2,000 splits. A piece is a range of hash space that a
+# Measured with benchmarks/runs/driver_scale.py on 2,000 splits. A piece is a range of hash space that a
 # partition processes at a time (pipeline/runs/hash_partitions.py).
 OPEN_PIECE_S = 15e-6
 

@@ -11,7 +11,11 @@ from typing import Any
 from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates, list_amounts
 from pipeline.capacity.fit import OPEN_PIECE_S, opens_all_splits
 from pipeline.config import RunConfig
-from pipeline.execution.resources import make_request
+from pipeline.execution.resources import (
+    count_group_tasks,
+    count_tasks_together,
+    make_request,
+)
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import WET_BYTES, get_files_per_split
@@ -31,10 +35,13 @@ WET_FILE: Amounts = {
 # Ray's object store per machine. Only task ids and results pass through it.
 OBJECT_STORE_MB = 200
 
-# CPU seconds of the driver per task in Ray Data (benchmarks/driver_scale.py --ray).
+# Share of documents with near-duplicates where the calibration has none: an upper bound.
+MAX_CLUSTERED_SHARE = 1 / 3
+
+# CPU seconds of the driver per Ray task in Ray Data (benchmarks/runs/driver_scale.py --ray).
 #
-# The driver dispatches tasks one after another, so a phase takes at least this time per task on any
-# number of cores.
+# The driver dispatches Ray tasks one after another, so a phase takes at least this time for each on
+# any number of cores. Short tasks share one.
 DISPATCH_S = 0.016
 
 
@@ -66,6 +73,7 @@ class PhaseEstimate:
         requested_mb: what a task requests from the cluster.
         slots: tasks that run at the same time.
         idle_share: share of the phase's core-hours that is unused while its last tasks end.
+        num_opened: files that its tasks open, where each reads the files of all splits.
     """
 
     name: str
@@ -79,6 +87,7 @@ class PhaseEstimate:
     slots: int
     hours: float
     idle_share: float
+    num_opened: int = 0
 
     @property
     def cpu_hours(self) -> float:
@@ -88,14 +97,20 @@ class PhaseEstimate:
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """The estimate for a whole run."""
+    """The estimate for a whole run.
 
-    calibration: str  # where the rates were measured
+    Attributes:
+        calibration: where the rates were measured.
+        driver_bytes: memory of the driver for its largest merge of near-duplicates.
+    """
+
+    calibration: str
     cluster: Cluster
     num_files: int
     num_splits: int
     amounts: Amounts
     phases: tuple[PhaseEstimate, ...]
+    driver_bytes: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -160,8 +175,16 @@ class CostModel:
         """The amounts of the whole run.
 
         Amounts of the input are known. For later amounts, the shares of the measured run are used:
-        for example `tokens = left * measured tokens / measured left`.
+        for example `tokens = left * measured tokens / measured left`. A run without near-duplicates
+        gives no share of them.
         """
+        amounts = self._scale_measured()
+        found = amounts["clustered"]
+        clustered = found or MAX_CLUSTERED_SHARE * amounts["documents"]
+        return {**amounts, "clustered": clustered}
+
+    def _scale_measured(self) -> dict[str, float]:
+        """Return the amounts by the shares of the measured run."""
         measured = self.calibration.amounts
         if self.input_bytes is not None:
             factor = self.input_bytes / measured["input"]
@@ -184,13 +207,20 @@ class CostModel:
             num_splits=self.num_splits,
             amounts=self.amounts,
             phases=tuple(self.estimate_phase(phase) for phase in registry.PHASES),
+            driver_bytes=self._estimate_driver_memory(),
         )
+
+    def _estimate_driver_memory(self) -> float:
+        """Return the bytes of the driver's largest merge, which grows with near-duplicates."""
+        enabled = [phase for phase in registry.PHASES if phase.is_enabled(self.config)]
+        per_document = max((phase.cost.driver_bytes for phase in enabled), default=0)
+        return per_document * self.amounts["clustered"]
 
     def estimate_phase(self, phase: type[Phase]) -> PhaseEstimate:
         """Return the estimate for one phase.
 
         The tasks are equally large and run in waves of `slots` tasks. A phase takes no less time
-        than the driver needs to dispatch its tasks.
+        than the driver needs to dispatch its tasks, or its groups of short tasks.
         """
         num_tasks = self.count_tasks(phase)
         slots = self._count_slots(phase)
@@ -203,8 +233,12 @@ class CostModel:
             )
         cpu_s = self._estimate_cpu(phase, rates, num_tasks)
         num_waves = math.ceil(num_tasks / max(1, slots))
-        waves_s = num_waves * sum(cpu_s.values()) / num_tasks + rates.start_s
-        hours = max(waves_s, num_tasks * DISPATCH_S) / 3600
+        task_s = sum(cpu_s.values()) / num_tasks
+        waves_s = num_waves * task_s + rates.start_s
+        tasks_per_read = phase.count_tasks_per_read(self.config)
+        # A lower bound: on many cores, groups are smaller.
+        num_groups = num_tasks / count_tasks_together(tasks_per_read, task_s)
+        hours = max(waves_s, num_groups * DISPATCH_S) / 3600
         cpu_s["start"] = rates.start_s * min(num_tasks, slots)
         return PhaseEstimate(
             name=phase.name,
@@ -219,6 +253,7 @@ class CostModel:
             slots=slots,
             hours=hours if slots else math.inf,
             idle_share=1 - num_tasks / (num_waves * slots) if slots else 0.0,
+            num_opened=self._count_opened_files(phase),
         )
 
     def count_tasks(self, phase: type[Phase]) -> int:
@@ -233,11 +268,24 @@ class CostModel:
         by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
         return self.cluster.nodes * int(min(by_cores, by_memory))
 
+    def _count_reads(self, phase: type[Phase]) -> int:
+        """Return how often processes read the input of a phase's tasks, or of a group of tasks."""
+        num_tasks = self.count_tasks(phase)
+        tasks_per_read = phase.count_tasks_per_read(self.config)
+        size = count_group_tasks(tasks_per_read, num_tasks, self._count_slots(phase))
+        return math.ceil(num_tasks / size)
+
     def _count_openings(self, phase: type[Phase]) -> int:
         """Return how often the files of a split are opened by a phase that opens all splits."""
         if not opens_all_splits(phase):
             return 0
-        return self.count_tasks(phase) * phase.splits_per_task(self.config, self.num_splits)
+        return self._count_reads(phase) * phase.splits_per_task(
+            self.config, self.num_splits
+        )
+
+    def _count_opened_files(self, phase: type[Phase]) -> int:
+        """Return how many files a phase that opens all splits opens in all its tasks together."""
+        return self._count_openings(phase) * len(phase.reads)
 
     def _count_pieces(self, phase: type[Phase]) -> int:
         """Return the pieces of hash files that all partitions of a phase go through."""

@@ -8,7 +8,13 @@ stage. `null` turns an optional part off. A phase's fingerprint contains its sec
 """
 
 from pipeline.config.engine import EngineConfig, PhaseResources
-from pipeline.config.input import CommonCrawl, InputConfig, SampleCrawl
+from pipeline.config.input import (
+    CommonCrawl,
+    InputConfig,
+    PageQuery,
+    SampleCrawl,
+    TextInput,
+)
 from pipeline.config.load import change, load
 from pipeline.config.run import ReportConfig, RunConfig
 from pipeline.config.storage import StorageConfig
@@ -17,11 +23,13 @@ __all__ = [
     "CommonCrawl",
     "EngineConfig",
     "InputConfig",
+    "PageQuery",
     "PhaseResources",
     "ReportConfig",
     "RunConfig",
     "SampleCrawl",
     "StorageConfig",
+    "TextInput",
     "change",
     "load",
 ]

@@ -101,3 +101,8 @@ class EngineConfig(Settings):
                 "the metrics are Ray's; set kind to ray or auto, or metrics_port to null"
             )
         return self
+
+    def get_memory_mb(self, phase: str) -> int:
+        """Return the memory that one task of a phase may use (MiB)."""
+        section = self.phases.get(phase)
+        return (section and section.memory_mb) or self.memory_mb

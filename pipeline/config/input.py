@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from stages.settings.base import Settings, Share
+from stages.settings.languages import LanguageCode
+from stages.settings.warc import TextColumns
 
 
 class SampleCrawl(Settings):
@@ -22,15 +25,64 @@ class SampleCrawl(Settings):
     )
 
 
+class PageQuery(Settings):
+    """Pages of a snapshot, found in its columnar index. All of the given conditions must hold."""
+
+    domains: tuple[str, ...] = Field(
+        default=(),
+        description="Registered domains, with all their hosts: wikipedia.org has "
+        "en.wikipedia.org.",
+    )
+    hosts: tuple[str, ...] = Field(
+        default=(), description="Hosts, in addition to `domains`: en.wikipedia.org."
+    )
+    languages: tuple[LanguageCode, ...] = Field(
+        default=(), description="Main language of the page, as Common Crawl identified it."
+    )
+    url_pattern: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Regular expression (RE2) that occurs in the URL, such as ^https://[^/]+/blog/.",
+    )
+    max_pages: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of pages, the first in the order of the index; null: all. Without "
+        "`domains` and `hosts` it also bounds how much of the index is read.",
+    )
+    pages_per_split: int = Field(
+        default=2_000, ge=1, description="Pages that one task fetches, at most."
+    )
+    requests_per_s: float = Field(
+        default=10,
+        gt=0,
+        description="Requests per second of the whole run, over all machines. Fewer are sent "
+        "after the server has refused one (403, 429, 503).",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_condition(self) -> Self:
+        conditions = ("domains", "hosts", "languages", "url_pattern")
+        if not any(getattr(self, name) for name in conditions):
+            raise ValueError(f"give at least one of {', '.join(conditions)}")
+        return self
+
+
 class CommonCrawl(Settings):
-    """A slice of a Common Crawl snapshot, as listed in its wet.paths.gz or warc.paths.gz."""
+    """A slice of a Common Crawl snapshot: files by their position, or pages by the index."""
 
     crawl: str = Field(
         pattern=r"^CC-MAIN-\w+(-\w+)*$",
         description="Name of the snapshot, such as CC-MAIN-2026-17.",
     )
     format: Literal["wet", "warc"] = Field(
-        default="wet", description="Which list of the snapshot to read."
+        default="wet",
+        description="Which list of the snapshot to read. With `pages` it is warc: only WARC files "
+        "have an index.",
+    )
+    pages: PageQuery | None = Field(
+        default=None,
+        description="Fetch single pages by domain, language or URL, instead of whole files.",
     )
     first: int = Field(
         default=0, ge=0, description="Position in the list of the first file."
@@ -47,9 +99,39 @@ class CommonCrawl(Settings):
         "mirror.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_warc_for_pages(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("pages") is not None:
+            return {"format": "warc", **given}
+        return given
+
+    @model_validator(mode="after")
+    def _check_pages(self) -> Self:
+        if self.pages is None:
+            return self
+        if self.format == "wet":
+            raise ValueError(
+                "pages are read from WARC files; remove format, or set it to warc"
+            )
+        if self.first or self.count is not None:
+            raise ValueError("first and count choose files; with pages use pages.max_pages")
+        return self
+
+
+class TextInput(TextColumns):
+    """Files with one document per row: JSONL or Parquet."""
+
+    files: tuple[str, ...] = Field(
+        min_length=1,
+        description="As `input.files`. A folder gives the files below it that end in .jsonl, "
+        ".ndjson, .json or .parquet, or these with .gz, .zst or .lz4. Large uncompressed JSONL "
+        "and Parquet files on a disk are read by several tasks.",
+    )
+
 
 class InputConfig(Settings):
-    """The crawl to read: exactly one of `sample_crawl`, `files` and `common_crawl`."""
+    """What to read: exactly one of `sample_crawl`, `files`, `text` and `common_crawl`."""
 
     sample_crawl: SampleCrawl | None = Field(
         default=None, description="A crawl that is made on this machine from real texts."
@@ -58,7 +140,10 @@ class InputConfig(Settings):
         default=None,
         description="WET, WARC or ARC files: paths, patterns (**, *, ?) or folders, relative to the "
         "working directory; addresses of files (https, s3), or of folders on s3. A folder gives "
-        "the files below it that end in .warc, .wet or .arc, or these with .gz.",
+        "the files below it that end in .warc, .wet or .arc, or these with .gz, .zst or .lz4.",
+    )
+    text: TextInput | None = Field(
+        default=None, description="JSONL or Parquet files with a column of texts."
     )
     common_crawl: CommonCrawl | None = Field(
         default=None, description="A slice of a Common Crawl snapshot."
@@ -81,11 +166,11 @@ class InputConfig(Settings):
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        sources = ("sample_crawl", "files", "common_crawl")
+        sources = ("sample_crawl", "files", "text", "common_crawl")
         given = [name for name in sources if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(
-                "give exactly one of sample_crawl, files, common_crawl; "
+                "give exactly one of sample_crawl, files, text, common_crawl; "
                 f"found {', '.join(given) or 'none'}"
             )
         return self

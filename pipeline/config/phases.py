@@ -24,12 +24,19 @@ from stages.settings.filters import (
     ScoreRange,
     UrlSettings,
 )
-from stages.settings.quality import QualityFilterSettings, QualitySettings
+from stages.settings.quality import (
+    QualityBin,
+    QualityFilterSettings,
+    QualitySettings,
+    check_bins,
+)
 from stages.settings.transform import PiiSettings, TokenizeSettings, UnicodeSettings
 from stages.settings.warc import WarcSettings
 
 # Without labels: long texts in long lines, in the words of an encyclopedia. The share of unique
-# words falls with the length of a text, and is high for lists of names and products.
+# words falls with the length of a text, and is high for lists of names and products. From Gopher's
+# rules: prose has stop words, and lists and menus repeat words and n-grams. RedPajama-V2's share of
+# upper case is high for headings and names.
 # benchmarks/quality/document_scores.py measures the combination and its parts.
 DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {
@@ -38,6 +45,10 @@ DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
         "num_chars": 1,
         "rps_doc_frac_unique_words": -1,
         "rps_lines_num_words_mean": 1,
+        "num_stop_words": 1,
+        "frac_chars_top_3gram": -1,
+        "frac_chars_dupe_10grams": -1,
+        "rps_lines_uppercase_letter_fraction_mean": -1,
     }
 )
 
@@ -271,8 +282,7 @@ class CombinedScoreConfig(Settings):
     signals: Annotated[Mapping[str, _Weight], Field(min_length=1)] | None = Field(
         default=None,
         description="Stored column -> weight of its percentile rank; negative: lower values are better. Null: "
-        "those of `classifier_wikipedia_reference: 1`, `perplexity: -1`, `num_chars: 1`, "
-        "`rps_doc_frac_unique_words: -1` and `rps_lines_num_words_mean: 1` that the run stores.",
+        "those of nine signals that the run stores, with equal weights (docs/recipes.md).",
     )
     intercept: float | None = Field(
         default=None,
@@ -312,6 +322,59 @@ class CombinedScoreConfig(Settings):
         return self
 
 
+class MixBudget(Settings):
+    """The tokens that are kept, best documents first."""
+
+    num_tokens: int = Field(
+        ge=1,
+        description="Tokens of the dataset, with all copies. They are estimated before texts are "
+        "tokenized (docs/recipes.md); the report compares the result with the budget.",
+    )
+    max_language_share: ByLanguage[Share] = Field(
+        default=1.0,
+        description="Largest share of `num_tokens` that one language gets. {default: 1, en: 0.4} "
+        "limits English alone.",
+    )
+
+
+class MixConfig(Settings):
+    """Copies of documents by quality bin, and a budget of tokens. All from stored scores."""
+
+    by: str = Field(
+        default="quality_score",
+        description="The stored score that ranks the documents of a language: `quality_score` "
+        "(from `select.score`), `perplexity`, `classifier_<name>`, `num_chars` or a quality "
+        "signal. A document without a score counts as one in the middle.",
+    )
+    best: Literal["high", "low"] | None = Field(
+        default=None,
+        description="Which scores are the best; null: low for `perplexity`, high for others.",
+    )
+    topics: tuple[str, ...] = Field(
+        default=(),
+        description="Names of `annotate.classifiers`, one per topic: percentiles are then those "
+        "within a language and a topic, the one whose classifier has the highest score.",
+    )
+    bins: Annotated[tuple[QualityBin, ...], Field(min_length=1)] = Field(
+        default=(QualityBin(from_percentile=0, num_copies=1),),
+        description="Where each bin begins, from the worst documents (0) to the best (100), and "
+        "how often its documents are stored: 0 to 7 times, also 2.5. The default stores each once.",
+    )
+    budget: MixBudget | None = Field(
+        default=None, description="Tokens to keep; null: all of them."
+    )
+
+    @model_validator(mode="after")
+    def _bins_rise(self) -> Self:
+        check_bins(self.bins)
+        return self
+
+    @property
+    def is_low_best(self) -> bool:
+        """Whether low scores are better."""
+        return self.best == "low" if self.best else self.by == "perplexity"
+
+
 class SelectConfig(Settings):
     """Thresholds on the stored scores. A change reruns only dependent phases."""
 
@@ -335,6 +398,11 @@ class SelectConfig(Settings):
     score: CombinedScoreConfig | None = Field(
         default=None,
         description="One quality score from several stored scores; null: no score.",
+    )
+    mix: MixConfig | None = Field(
+        default=None,
+        description="Copies by quality bin, and a budget of tokens; null: each kept document "
+        "once.",
     )
 
 

@@ -199,6 +199,33 @@ class RunConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _mix_has_scores(self) -> Self:
+        mix = self.select.mix
+        if mix is None:
+            return self
+        stored = list_signals(self.annotate)
+        if self.select.score is not None:
+            stored.append("quality_score")
+        elif mix.by == "quality_score":
+            raise ValueError(
+                "select.mix.by is quality_score, and select.score is null: there is no such "
+                "score; set select.score to {}, or by to another stored score"
+            )
+        if mix.by not in stored:
+            raise ValueError(
+                f"select.mix.by names {mix.by}, which is not stored; "
+                f"{_suggest(mix.by, stored)}"
+            )
+        models = self.annotate.classifiers.by_name if self.annotate.classifiers else {}
+        unknown = sorted(set(mix.topics) - models.keys())
+        if unknown:
+            raise ValueError(
+                f"select.mix.topics names {', '.join(unknown)}; "
+                f"annotate.classifiers has {', '.join(models) or 'none'}"
+            )
+        return self
+
     @property
     def score_weights(self) -> Mapping[str, float]:
         """Signal of the quality score -> weight; empty without `select.score`."""

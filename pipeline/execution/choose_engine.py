@@ -6,25 +6,22 @@ import importlib.util
 import logging
 import os
 
-from pipeline.capacity.estimate import estimate_plan
+from pipeline.capacity.estimate import ENOUGH_MEMORY_GB, estimate_plan
 from pipeline.capacity.model import Cluster
 from pipeline.config import RunConfig
 from pipeline.execution.inline import Engine, InlineEngine
-from pipeline.execution.ray_engine import RayEngine
+from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
 
-# Time that a local Ray adds to a run, measured on 2026-11-22 on a quiet, warm machine with two
-# cores: import 1.2 s, `ray.init` 5.5 s, first dataset 2.7 s, shutdown 1.4 s, and 11 s in which the
-# workers import the stages and load kernels and models. The demo took 41 s on Ray, 29 s in process.
+# Time that a local Ray adds to a run that chooses it after its plan, measured on 2026-11-22 on a
+# quiet, warm machine with two cores: import 1.2 s, `ray.init` 5.5 s, first dataset 2.7 s, shutdown
+# 1.4 s, and 11 s in which the workers import the stages and load kernels and models. The demo took
+# 41 s on Ray, 29 s in process.
 RAY_START_S = 22.0
-
-# Memory of the machine that estimates assume: it must not limit the number of tasks at a
-# time.
-ENOUGH_MEMORY_GB = 1e6
 
 
 def make_engine(plan: RunPlan) -> Engine:
@@ -41,6 +38,24 @@ def make_engine(plan: RunPlan) -> Engine:
     for key in list_requests_without_effect(plan.config):
         log.warning("%s has no effect in one process; engine.kind: ray follows it", key)
     return InlineEngine(plan.config.engine)
+
+
+def start_ray_early(config: RunConfig) -> Engine | None:
+    """Return the engine on Ray, which starts while the run is planned; None: the plan decides.
+
+    Use it in a `with` block that also contains the planning: the end of the block stops Ray.
+    """
+    if config.engine.kind != "ray":
+        return None
+    engine = RayEngine(config.engine)
+    engine.start_early()
+    return engine
+
+
+def runs_in_this_process(plan: RunPlan) -> bool:
+    """Return whether `make_engine` gives the engine without Ray."""
+    kind = plan.config.engine.kind
+    return (choose_kind(plan)[0] if kind == "auto" else kind) == "inline"
 
 
 def list_requests_without_effect(config: RunConfig) -> list[str]:

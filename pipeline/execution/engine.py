@@ -26,6 +26,7 @@ from pipeline.phases.phase import Phase
 from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.recorded_plan import record_plan
 from pipeline.planning.run_plan import RunPlan
+from pipeline.retraction import apply_requests
 from pipeline.runs.event_log import open_log
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
 from pipeline.runs.verified_file import Damage, DamagedOutput
@@ -127,7 +128,7 @@ def run(
     Args:
         plan: its tasks.
         engine: runs them; default: the engine that the config names.
-        on_documents: called while a task runs in this process, after each stage of each batch.
+        on_documents: called while tasks run, with the documents of a task so far.
 
     Raises:
         RunAborted: a task failed (others of its phase are done), or another process runs this plan.
@@ -139,7 +140,7 @@ def run(
         engine or make_engine(plan) as workers,
     ):
         workers.on_documents = on_documents
-        record_plan(plan)
+        recorded = record_plan(plan)
         log({"event": "RunStarted"})
         why = "its driver was stopped"
         try:
@@ -149,6 +150,9 @@ def run(
                     log(_make_log_entry(event))
                     run_lock.check()
                     yield event
+            # Before readers can find the dataset: requests of retraction stay in force.
+            for entry in apply_requests(recorded):
+                log({"event": "RetractionApplied", **vars(entry)})
             plan.run_dir.set_latest_link(
                 DATASET_LINK, plan.folder("write_shards").root.name
             )

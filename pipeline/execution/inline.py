@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from pipeline.config import EngineConfig
+from pipeline.execution.resources import count_group_tasks, count_tasks_together
 from pipeline.execution.task import OnDocuments, TaskResult, run_task
+from pipeline.execution.task_stats import worker_name
 from pipeline.phases.phase import Phase
 
 
@@ -16,7 +18,7 @@ class Engine(ABC):
 
     Attributes:
         config: the engine's section of the config.
-        on_documents: called as tasks go on, by engines that can; see `run_task`.
+        on_documents: called as tasks go on; see `run_task`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -42,5 +44,45 @@ class InlineEngine(Engine):
 
     def run_tasks(self, phase: Phase, task_ids: Sequence[str]) -> Iterator[TaskResult]:
         """Run the tasks in their order."""
-        for task_id in task_ids:
-            yield run_task(phase, task_id, self.config, self.on_documents)
+        for group in divide_tasks(phase, task_ids, num_slots=1):
+            yield from run_group(phase, group, self.config, self.on_documents)
+
+
+def divide_tasks(
+    phase: Phase, task_ids: Sequence[str], num_slots: int, task_s: float | None = None
+) -> list[list[str]]:
+    """Divide tasks into groups that one process runs, in order.
+
+    Args:
+        phase: the phase.
+        task_ids: the tasks that are left.
+        num_slots: tasks that can run at the same time. There are enough groups for all of them.
+        task_s: the estimated CPU seconds of a task, where short ones are dispatched together.
+    """
+    num_together = count_tasks_together(phase.count_tasks_per_read(phase.config), task_s)
+    size = count_group_tasks(num_together, len(task_ids), num_slots)
+    return cut(task_ids, size)
+
+
+def run_group(
+    phase: Phase,
+    task_ids: Sequence[str],
+    settings: EngineConfig,
+    on_documents: OnDocuments | None = None,
+) -> Iterator[TaskResult]:
+    """Run tasks one after another, and yield each result.
+
+    If the process dies, the group is repeated without the tasks that were done. Their times are lost.
+    """
+    for part in cut(task_ids, phase.count_tasks_per_read(phase.config)):
+        with phase.reading_together(part):
+            for task_id in part:
+                if len(task_ids) > 1 and phase.folder.is_done(task_id):
+                    yield TaskResult(task_id, worker=worker_name())
+                else:
+                    yield run_task(phase, task_id, settings, on_documents)
+
+
+def cut(task_ids: Sequence[str], size: int) -> list[list[str]]:
+    """Return parts of that many tasks, in order."""
+    return [list(task_ids[i : i + size]) for i in range(0, len(task_ids), size)]

@@ -36,9 +36,9 @@ TOO_SLOW = "too_slow"
 PANIC = "panic"
 
 
-# Called with the number of documents that the running task has processed so far. A batch that
-# has passed one of k stages counts as a k-th of its documents.
-OnDocuments = Callable[[float], None]
+# Called with the id of a running task, and the number of documents that it has processed so far.
+# A batch that has passed one of k stages counts as a k-th of its documents.
+OnDocuments = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ def _run_stages(
                         writer.add_dropped(batch, outcome.dropped)
                         writer.counters += outcome.counters
                     batch = conform(outcome.kept, schema)
-                    on_documents(num_before + num_rows * position / len(chain))
+                    on_documents(task_id, num_before + num_rows * position / len(chain))
                 with timer.step("write"):
                     writer.add_kept(batch)
-                on_documents(errors.num_documents)
+                on_documents(task_id, errors.num_documents)
         errors.check()
         with timer.step("write"):
             writer.close()
@@ -161,7 +161,7 @@ def _run_stages(
     return errors.num_documents
 
 
-def _ignore(_: float) -> None:
+def _ignore(_task_id: str, _number: float) -> None:
     """Report no progress."""
 
 

@@ -9,6 +9,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -165,5 +166,11 @@ def list_versions(*distributions: str) -> dict[str, str]:
     """Return the versions of this package's training code and of installed distributions."""
     versions = {"corpusmill.model_training": str(VERSION)}
     for name in distributions:
-        versions[name] = importlib.metadata.version(name)
+        versions[name] = _find_version(name)
     return versions
+
+
+@cache
+def _find_version(distribution: str) -> str:
+    """Return the version of an installed distribution. A run asks for them 40 times."""
+    return importlib.metadata.version(distribution)

@@ -13,8 +13,9 @@ Files that each phase writes, per input split or partition (read back by range, 
     fuzzy_dedup      p000of001.dropped.arrow  near_duplicates.arrow: per split, the documents to drop and the ones kept
     signal_percentiles  nothing but counters: the signals of the quality score, by language
     percentiles      nothing but counters: scores by language
+    mix_percentiles  nothing but counters: scores and characters by language, and the tokens of a sample
     select           SPLIT.decisions.parquet: every document that reached this phase, kept or dropped  cuts.json
-                     SPLIT.scores.parquet: the quality scores of kept documents
+                     SPLIT.scores.parquet: quality scores, percentiles and copies of kept documents
     tokenize         SPLIT.tokens.bin  SPLIT.documents.arrow: both in the order of the global shuffle
     write_shards     shard-000000.tar  shard-000000.idx  ...  manifest.json
 """

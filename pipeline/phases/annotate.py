@@ -16,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import SubstringDedup
 from pipeline.phases.extract import EXTRACTED, Extract
-from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.phase import SplitPhase, TaskCost
 from pipeline.runs.hash_partitions import join_batches, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
@@ -62,6 +63,9 @@ BANDS = pa.schema(
         pa.field("perplexity", pa.float32()),  # null without one
     ]
 )
+
+# The columns from which the files of bands and n-grams are made.
+BAND_COLUMNS = ("doc_id", "minhash", "minhash_ngrams", "num_chars", "perplexity")
 
 # Documents per record batch of n-grams: about 1 MB. Phases read only the batches of candidates.
 DOCS_PER_NGRAM_BATCH = 512
@@ -200,7 +204,9 @@ class _BandWriter:
 
     def add(self, kept: pa.Table) -> None:
         """Add the next documents."""
-        documents = kept.filter(pc.is_valid(kept.column("minhash"))).combine_chunks()
+        wanted = [name for name in BAND_COLUMNS if name in kept.column_names]
+        documents = kept.select(wanted)  # without the texts, which the filter would copy
+        documents = documents.filter(pc.is_valid(kept.column("minhash"))).combine_chunks()
         records = documents.column("doc_id").to_numpy().astype(np.uint32)  # the lower half
         hashes = pc.list_flatten(documents.column("minhash")).to_numpy()
         num_bands = len(hashes) // max(1, len(records))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
@@ -11,12 +12,14 @@ from pipeline.config.phases import FROM_RUN, ClassifiersSelection, LanguageSelec
 from stages.counters import Counters
 from stages.filters import classifiers, perplexity, score
 from stages.filters.language import LOWEST_MIN_SCORE, compute_min_score
+from stages.mixing.mix import find_language
 from stages.settings.base import DEFAULT, find_limit, list_named_languages
 from stages.settings.filters import (
     ClassifiersFilterSettings,
     LanguageFilterSettings,
     ScoreLimits,
 )
+from stages.settings.mixing import MixSettings
 from stages.settings.score import ScoreSettings
 
 # Language -> the perplexity at which head and middle end.
@@ -78,6 +81,18 @@ def list_cuts(
             setting = "select.score.keep_top: from"
             cuts.append(Cut(setting, language, score_cuts[language], sum(bins.values())))
     return cuts
+
+
+def list_budget_cuts(mix: MixSettings) -> list[Cut]:
+    """Return the percentile at which the budget of each language ends."""
+    num_scored: Counter[str] = Counter()
+    for group, bins in mix.histograms.items():
+        num_scored[find_language(group)] += sum(bins.values())
+    setting = "select.mix.budget: from percentile"
+    return [
+        Cut(setting, language, cut.percentile, num_scored[language])
+        for language, cut in sorted(mix.cuts.items())
+    ]
 
 
 def dump_cuts(cuts: Iterable[Cut]) -> bytes:

@@ -1,4 +1,4 @@
-"""The phase extract: make documents of WARC and WET records, and hash every paragraph.
+"""The phase extract: make documents of records or rows, and hash every paragraph.
 
 A hashes file has one Arrow record batch per range of hash space, so that paragraph_dedup reads any range of any split
 without reading the rest.
@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
-from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
-from pipeline.planning.input_files import check_digest, local_copy
+from pipeline.inputs.read_file import read_file
+from pipeline.phases.artifact import Artifact
+from pipeline.phases.phase import SplitPhase, TaskCost
 from pipeline.planning.input_splits import get_files_per_split, make_sample_crawl
 from pipeline.runs.hash_partitions import write_buckets
 from pipeline.runs.phase_folder import PendingOutput
@@ -30,7 +31,7 @@ from stages.filters.url import Url
 from stages.html.extraction import list_engine_versions
 from stages.html.trafilatura import ExtraNotInstalled
 from stages.transform.unicode import Unicode
-from stages.warc.reader import Quarantined, WarcReader
+from stages.warc.read_report import Quarantined
 
 EXTRACTED = pa.schema(
     [
@@ -53,7 +54,7 @@ class Extract(SplitPhase):
     """Read records, make documents of them, and hash every paragraph."""
 
     name = "extract"
-    version = 9
+    version = 10
     stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
 
@@ -72,7 +73,7 @@ class Extract(SplitPhase):
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
-        """Return the number of files per input split, and the versions of the rules for HTML.
+        """Return the number of files per split, the versions of the rules for HTML, and columns.
 
         Raises:
             ConfigError: the extra of the engine for HTML is not installed.
@@ -87,6 +88,8 @@ class Extract(SplitPhase):
             raise ConfigError([str(error)]) from error
         if versions:
             inputs["html_engine"] = versions
+        if config.input.text is not None:
+            inputs["text"] = config.input.text.model_dump(exclude={"files"})
         return inputs
 
     def read(self, task_id: str, writer: _ExtractWriter) -> Generator[pa.Table]:
@@ -101,20 +104,17 @@ class Extract(SplitPhase):
             make_sample_crawl(crawl)
         num_records = 0
         for file in split.files:
-            with local_copy(file, self.config.storage.to_settings()) as path:
-                reader = WarcReader(
-                    path,
-                    self.config.extract.warc,
-                    split=split.index,
-                    first_record=num_records,
-                    batch_bytes=int(self.config.engine.advanced.batch_mb * 2**20),
-                    page_timeout=writer.page_timeout,
-                )
-                yield from reader
-                check_digest(file, reader.report.sha256)
-                num_records += reader.report.num_records
-                writer.counters += reader.report.counters()
-                writer.quarantine += reader.report.quarantine
+            report = yield from read_file(
+                file,
+                self.config,
+                split=split.index,
+                num_splits=len(self.plan.splits),
+                first_record=num_records,
+                page_timeout=writer.page_timeout,
+            )
+            num_records += report.num_records
+            writer.counters += report.counters()
+            writer.quarantine += report.quarantine
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of documents, hashes, decisions and quarantine."""

@@ -117,7 +117,8 @@ class FilterPhase(SplitPhase):
 
         The perplexity filter is behind the language filter.
         """
-        specs = list(map(self._set_cuts, self.plan.phase(self.section).stages))
+        planned = self.plan.phase(self.section).stages
+        specs = [self._set_cuts(spec) for spec in planned if spec.stage in FILTERS]
         if self.config.select.perplexity is None or self.config.annotate.perplexity is None:
             return tuple(specs)
         index = 1 if self.config.select.language is not None else 0
@@ -157,15 +158,11 @@ class FilterPhase(SplitPhase):
     def count_scores(self) -> Counters:
         """Return the scores that the cuts of `keep_top` come from, as histograms."""
 
-    def signal_percentiles(self) -> SignalPercentiles:
-        """Return the phase that counts the signals of the quality score."""
-        return SignalPercentiles(self.plan)
-
     @cached_property
     def score_settings(self) -> ScoreSettings:
         """The signals of the quality score with their percentiles, and its limits."""
         return make_score_settings(
-            self.config, self.signal_percentiles().counters(), self.count_scores()
+            self.config, SignalPercentiles(self.plan).counters(), self.count_scores()
         )
 
     @cached_property

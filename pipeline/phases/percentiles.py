@@ -29,6 +29,7 @@ class Percentiles(FilterPhase):
 
     name = "percentiles"
     section = "select"
+    unused_settings = frozenset({"mix"})
     version = 1
     parents = (Annotate, FuzzyDedup, SignalPercentiles)
     cost = TaskCost(grows_with="scored")

@@ -16,9 +16,11 @@ registry, and add a section of the same name to `RunConfig`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -28,6 +30,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
+from pipeline.phases.artifact import Artifact
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
@@ -37,53 +40,6 @@ from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import SplitWriter
 from pipeline.runs.verified_file import Damage
 from stages.contract import Counters, Stage
-
-
-class Artifact:
-    """A file that every task of a phase writes, named `{task_id}.{suffix}`.
-
-    Attributes:
-        suffix: the end of the file name, such as `documents.parquet`.
-        schema: the Arrow columns; None: no Arrow data, or columns that depend on the config.
-        grows_with: the amount that its bytes grow with; None: the one of the phase's cost.
-        phase: the name of the phase that writes it.
-    """
-
-    phase: str
-
-    def __init__(
-        self, suffix: str, schema: pa.Schema | None = None, *, grows_with: str | None = None
-    ) -> None:
-        self.suffix = suffix
-        self.schema = schema
-        self.grows_with = grows_with
-
-    def __set_name__(self, owner: type[Phase], name: str) -> None:
-        self.phase = owner.name
-
-    @property
-    def kind(self) -> str:
-        """The key of this file in cost calibrations: `documents` of `documents.parquet`."""
-        return self.suffix.split(".")[0]
-
-    def file_name(self, task_id: str) -> str:
-        """Return the name of one task's file."""
-        return f"{task_id}.{self.suffix}"
-
-
-class MergedArtifact:
-    """A file that a phase writes once, in `finish`, from the outputs of all its tasks.
-
-    Attributes:
-        name: the commit that writes it, and its stem.
-        file_name: the file.
-        schema: the Arrow columns; None: no Arrow data.
-    """
-
-    def __init__(self, file_name: str, schema: pa.Schema | None = None) -> None:
-        self.name = file_name.split(".", maxsplit=1)[0]
-        self.file_name = file_name
-        self.schema = schema
 
 
 @dataclass(frozen=True)
@@ -100,7 +56,7 @@ class TaskCost:
         open_s: CPU seconds to open one split's files in one task, where every task opens all splits.
         open_artifact_s: CPU seconds to open one file of a parent that has as many files per split as tasks.
         is_hash_partitioned: tasks are ranges of hashes of `grows_with`, as many as memory requires.
-        driver_bytes: memory of the driver per document of the input, while `finish` merges.
+        driver_bytes: memory of the driver per document with near-duplicates, while `finish` merges.
     """
 
     grows_with: str
@@ -132,6 +88,7 @@ class Phase(ABC):
     Class attributes:
         name: the phase's name and the start of its folder's name.
         section: the name of its section of the config; by default the phase's name.
+        unused_settings: keys of the section that the output does not depend on.
         version: raise it when equal input would give other output.
         parents: the phases whose outputs it reads. A parent that is off is left out.
         stages: the stages in the order in which they run; each has the config section of its name.
@@ -145,6 +102,7 @@ class Phase(ABC):
 
     name: ClassVar[str]
     section: ClassVar[str]
+    unused_settings: ClassVar[frozenset[str]] = frozenset()
     version: ClassVar[int]
     parents: ClassVar[tuple[type[Phase], ...]] = ()
     stages: ClassVar[tuple[type[Stage[Any]], ...]] = ()
@@ -273,6 +231,12 @@ class Phase(ABC):
         return num_splits
 
     @classmethod
+    def count_tasks_per_read(cls, config: RunConfig) -> int:
+        """Return the number of consecutive tasks whose input one process can read at once."""
+        del config
+        return 1
+
+    @classmethod
     def suggest_smaller_tasks(
         cls, room_bytes: float, amount_per_split: float
     ) -> str | None:
@@ -305,6 +269,11 @@ class Phase(ABC):
         """Return the size of a task relative to the phase's other tasks, for the progress of a run."""
         del task_id
         return 1.0
+
+    def reading_together(self, task_ids: Sequence[str]) -> AbstractContextManager[None]:
+        """Return a block in which this process runs these tasks, one after another."""
+        del task_ids
+        return contextlib.nullcontext()
 
     def prepare_tasks(self) -> None:
         """Compute what all tasks share. Runs once, in the driver, when the parents are complete.
@@ -384,7 +353,11 @@ class SplitPhase(Phase):
 
     def split(self, task_id: str) -> InputSplit:
         """Return the input split of a task."""
-        return self.plan.splits[int(task_id.split("-", maxsplit=1)[0])]
+        return self.plan.splits[self.split_number(task_id)]
+
+    def split_number(self, task_id: str) -> int:
+        """Return the number of a task's input split, from 0."""
+        return int(task_id.split("-", maxsplit=1)[0])
 
     @abstractmethod
     def read(self, task_id: str, writer: Any) -> Generator[pa.Table]:

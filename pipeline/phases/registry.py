@@ -11,6 +11,7 @@ from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import SubstringDedup, SubstringHashes
 from pipeline.phases.extract import Extract
+from pipeline.phases.mixing.mix_percentiles import MixPercentiles
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.phases.select import Select
@@ -31,6 +32,7 @@ PHASES: tuple[type[Phase], ...] = (
     FuzzyDedup,
     SignalPercentiles,
     Percentiles,
+    MixPercentiles,
     Select,
     TokenizeDocuments,
     WriteShards,

@@ -5,16 +5,23 @@ Every document that annotate stored gets one decision: "kept", or the reason of 
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.cuts import Cut, dump_cuts, list_cuts, parse_cuts
+from pipeline.phases.artifact import Artifact, MergedArtifact
+from pipeline.phases.cuts import Cut, dump_cuts, list_budget_cuts, list_cuts, parse_cuts
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.filter_phase import FILTERS, REPRESENTATIVE, FilterPhase
+from pipeline.phases.mixing.mix_percentiles import MixPercentiles
+from pipeline.phases.mixing.settings import make_mix_settings
 from pipeline.phases.percentiles import Percentiles
-from pipeline.phases.phase import Artifact, MergedArtifact, TaskCost
+from pipeline.phases.phase import TaskCost
 from pipeline.phases.signal_percentiles import SignalPercentiles
+from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.split_output import (
     DECISIONS,
@@ -25,11 +32,16 @@ from pipeline.runs.split_output import (
 from stages.contract import DOC_ID
 from stages.counters import Counters
 from stages.dedup.minhash import MinHashFilter
+from stages.filters.percentiles import NO_LANGUAGE
 from stages.filters.score import QUALITY_SCORE
+from stages.mixing.mix import NUM_COPIES, QUALITY_BIN, Mix
+from stages.settings.mixing import MixSettings
 
 __all__ = ["REPRESENTATIVE", "Select"]
 
-SCORES = pa.schema([DOC_ID, QUALITY_SCORE])
+
+# Those of `select.score` and of `select.mix`.
+SCORES = pa.schema([DOC_ID, QUALITY_SCORE, *Mix.adds])
 
 
 class Select(FilterPhase):
@@ -38,34 +50,65 @@ class Select(FilterPhase):
     name = "select"
     section = "select"
     version = 2
-    parents = (Annotate, FuzzyDedup, SignalPercentiles, Percentiles)
-    stages = FILTERS
+    parents = (Annotate, FuzzyDedup, SignalPercentiles, Percentiles, MixPercentiles)
+    stages = (*FILTERS, Mix)
     filters = {MinHashFilter: FuzzyDedup}
 
     decisions = Artifact("decisions.parquet", DECISIONS)
-    scores = Artifact("scores.parquet", SCORES)  # of kept documents, with `select.score`
+    scores = Artifact(
+        "scores.parquet", SCORES
+    )  # of kept documents; see `list_score_columns`
     cuts = MergedArtifact("cuts.json")  # the limits that come from the run's scores
 
     cost = TaskCost(grows_with="scored", held_bytes=100)
 
-    def percentiles(self) -> Percentiles:
-        """Return the phase that counts scores."""
-        return Percentiles(self.plan)
+    @classmethod
+    def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
+        """Return the filters without what comes from the run itself, such as percentiles."""
+        specs = [spec for spec in super().plan_stages(config) if spec.stage is not Mix]
+        if config.select.mix is not None:
+            specs.append(StageSpec(Mix, make_mix_settings(config, Counters())))
+        return tuple(specs)
+
+    @classmethod
+    def list_score_columns(cls, config: RunConfig) -> pa.Schema:
+        """Return the columns of `scores` beside doc_id; none if the phase does not write it."""
+        quality = [] if config.select.score is None else [QUALITY_SCORE]
+        mix = [] if config.select.mix is None else list(Mix.adds)
+        return pa.schema([*quality, *mix])
+
+    def stage_specs(self) -> tuple[StageSpec, ...]:
+        """Return the filters, and the stage `mix` behind them if it is on."""
+        specs = super().stage_specs()
+        if self.config.select.mix is None:
+            return specs
+        return (*specs, StageSpec(Mix, self.mix_settings))
+
+    @cached_property
+    def mix_settings(self) -> MixSettings:
+        """The quality bins, with the percentiles of the run and the end of the budget."""
+        return make_mix_settings(self.config, self.count_mix())
+
+    def count_mix(self) -> Counters:
+        """Return the scores that mix_percentiles has counted."""
+        return MixPercentiles(self.plan).counters()
 
     def count_scores(self) -> Counters:
         """Return the scores that percentiles has counted."""
         if not Percentiles.is_enabled(self.config):
             return Counters()
-        return self.percentiles().counters()
+        return Percentiles(self.plan).counters()
 
     def compute_cuts(self) -> list[Cut]:
         """Return the limits that come from the scores of the run. Call it when the parents are complete."""
         counters = Annotate(self.plan).counters() + self.count_scores()
         has_score = self.config.select.score is not None
+        has_mix = self.config.select.mix is not None
         score_cuts = self.score_settings.cuts if has_score else {}
         limits = self.classifiers_settings.limits
         cutoffs = self.find_cutoffs()
-        return list_cuts(self.min_scores, cutoffs, limits, score_cuts, counters)
+        cuts = list_cuts(self.min_scores, cutoffs, limits, score_cuts, counters)
+        return cuts + list_budget_cuts(self.mix_settings) if has_mix else cuts
 
     def finish(self) -> None:
         """Write the limits that come from the scores of the run."""
@@ -82,29 +125,54 @@ class Select(FilterPhase):
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the decision on every document that reached this phase."""
-        has_score = self.config.select.score is not None
-        return _SelectWriter(output, task_id, has_score)
+        return _SelectWriter(output, task_id, self.list_score_columns(self.config))
 
 
 class _SelectWriter(SplitWriter):
-    def __init__(self, output: PendingOutput, task_id: str, has_score: bool) -> None:
+    def __init__(
+        self, output: PendingOutput, task_id: str, score_columns: pa.Schema
+    ) -> None:
         super().__init__(output, task_id)
-        self._scores = [SCORES.empty_table()] if has_score else None
+        self._scores = pa.schema([DOC_ID, *score_columns])
+        self._scored = [self._scores.empty_table()]
 
     def write_kept(self, batch: pa.Table) -> None:
         self.counters.add("chars", pc.sum(batch.column("num_chars")).as_py())
         for name in ("language", "bucket"):
             if name in batch.column_names:
                 self.counters.add_values(f"{name}.", batch.column(name))
+        if NUM_COPIES.name in batch.column_names:
+            self._count_copies(batch)
         kept = pa.repeat("kept", batch.num_rows)
         self._decisions.append(make_decisions(batch, kept, batch.column("num_chars")))
-        if self._scores is not None:
-            self._scores.append(batch.select(SCORES.names))
+        self._scored.append(batch.select(self._scores.names))
+
+    def _count_copies(self, batch: pa.Table) -> None:
+        """Count documents, copies, and characters with all copies."""
+        copies = pc.cast(batch.column(NUM_COPIES.name), pa.int64())
+        languages = pc.fill_null(batch.column("language"), NO_LANGUAGE)
+        counted = pa.table(
+            {
+                "bin": batch.column(QUALITY_BIN.name),
+                "language": languages,
+                "num_copies": copies,
+                "chars": pc.multiply(copies, batch.column("num_chars")),
+            }
+        )
+        bins = counted.group_by("bin", use_threads=False)
+        for row in bins.aggregate(
+            [("num_copies", "count"), ("num_copies", "sum")]
+        ).to_pylist():
+            self.counters.add(f"bin_documents.{row['bin']}", row["num_copies_count"])
+            self.counters.add(f"bin_copies.{row['bin']}", row["num_copies_sum"])
+        groups = counted.group_by("language", use_threads=False)
+        for row in groups.aggregate([("chars", "sum")]).to_pylist():
+            self.counters.add(f"copied_chars.{row['language']}", row["chars_sum"])
 
     def close(self) -> None:
         """Write the decisions and the scores."""
         super().close()
-        if self._scores is not None:
-            scores = pa.concat_tables(self._scores).sort_by("doc_id")
+        if len(self._scores) > 1:
+            scores = pa.concat_tables(self._scored).sort_by("doc_id")
             file_name = Select.scores.file_name(self.task_id)
             write_parquet(scores, self.output.path(file_name))

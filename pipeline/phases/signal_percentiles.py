@@ -24,6 +24,7 @@ class SignalPercentiles(SplitPhase):
 
     name = "signal_percentiles"
     section = "select"
+    unused_settings = frozenset({"mix"})
     version = 1
     parents = (Annotate,)
     reads = (Annotate.documents,)  # a few columns: the cost estimate is an upper bound

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.artifact import Artifact
+from pipeline.phases.phase import SplitPhase, TaskCost
 from pipeline.phases.select import Select
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.hash_partitions import count_buckets, join_batches, write_buckets
@@ -28,6 +29,7 @@ from shardwriter.format import TokenizerEntry
 from stages.contract import with_columns
 from stages.filters.classifiers import Classifiers
 from stages.filters.score import QUALITY_SCORE
+from stages.mixing.mix import COPY_SHIFT, NUM_COPIES, QUALITY_BIN
 from stages.transform.pii import Pii
 from stages.transform.tokenize import Tokenize
 
@@ -82,8 +84,9 @@ class TokenizeDocuments(SplitPhase):
         classifiers = self.config.annotate.classifiers
         scores = [] if classifiers is None else Classifiers.added_columns(classifiers)
         quality = [] if self.config.select.score is None else [QUALITY_SCORE]
+        copies = [] if self.config.select.mix is None else [NUM_COPIES]
         replaced = [] if self.config.tokenize.pii is None else PII
-        return pa.schema([*DOCUMENT_INDEX, *scores, *quality, *replaced])
+        return pa.schema([*DOCUMENT_INDEX, *scores, *quality, *copies, *replaced])
 
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
@@ -92,8 +95,8 @@ class TokenizeDocuments(SplitPhase):
         indexed = [name for name in self.index.names if name in stored.names]
         names = dict.fromkeys(["doc_id", "text", "num_chars", *indexed])  # each once
         columns = [stored.field(name) for name in names]
-        quality = [] if self.config.select.score is None else [QUALITY_SCORE]
-        return pa.schema([*columns, pa.field("bucket", pa.string()), *quality])
+        decided = Select.list_score_columns(self.config)
+        return pa.schema([*columns, pa.field("bucket", pa.string()), *decided])
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the texts of the documents that select kept."""
@@ -102,9 +105,8 @@ class TokenizeDocuments(SplitPhase):
         decisions = read_table(source, ["doc_id", "decision", "bucket"])
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         decided = kept.drop_columns("decision")
-        if self.config.select.score is not None:
-            scores = self._read_scores(task_id, kept.column("doc_id"))
-            decided = decided.append_column(QUALITY_SCORE, scores)
+        for name, column in self._read_scores(task_id, kept.column("doc_id")).items():
+            decided = decided.append_column(name, column)
         kept_ids = kept.column("doc_id").combine_chunks()
         documents = self.plan.folder(Annotate.name).open(
             Annotate.documents.file_name(task_id)
@@ -122,12 +124,17 @@ class TokenizeDocuments(SplitPhase):
                 columns = {name: decided.column(name).take(found_rows) for name in added}
                 yield with_columns(found, columns)
 
-    def _read_scores(self, task_id: str, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the quality scores of documents, (n,) float64."""
-        file_name = Select.scores.file_name(task_id)
-        stored = read_table(self.plan.folder(Select.name).open(file_name))
+    def _read_scores(
+        self, task_id: str, doc_ids: pa.ChunkedArray
+    ) -> dict[str, pa.ChunkedArray]:
+        """Return the scores that select has stored of documents: column -> values, (n,)."""
+        names = Select.list_score_columns(self.config).names
+        if not names:
+            return {}
+        source = self.plan.folder(Select.name).open(Select.scores.file_name(task_id))
+        stored = read_table(source)
         rows = pc.index_in(doc_ids, value_set=stored.column("doc_id").combine_chunks())
-        return stored.column(QUALITY_SCORE.name).take(rows)
+        return {name: stored.column(name).take(rows) for name in names}
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the tokens file and its index."""
@@ -160,29 +167,49 @@ class _TokenWriter(SplitWriter):
         tokens = batch.column("tokens").combine_chunks()
         # Opened for each batch, because a task that fails does not close its writer.
         with self._unsorted.open("ab") as file:
-            file.write(tokens.flatten().to_numpy().astype(self._dtype).tobytes())
+            file.write(tokens.flatten().to_numpy().astype(self._dtype).data)
         self._rows.append(
             batch.select([n for n in batch.column_names if n in self._index.names])
         )
-        for name in ("language", "bucket"):
-            if name in batch.column_names:
-                groups = batch.group_by(name, use_threads=False)
+        names = ["language", "bucket"]
+        counted = batch
+        if NUM_COPIES.name in batch.column_names:
+            names.append(QUALITY_BIN.name)
+            counted = self._count_copies(batch)
+        for name in names:
+            if name in counted.column_names:
+                groups = counted.group_by(name, use_threads=False)
                 for row in groups.aggregate([("num_tokens", "sum")]).to_pylist():
                     self.counters.add(f"{name}_tokens.{row[name]}", row["num_tokens_sum"])
+
+    def _count_copies(self, batch: pa.Table) -> pa.Table:
+        """Count the copies beside the first ones. Return the batch with the tokens of all."""
+        copies = pc.cast(batch.column(NUM_COPIES.name), pa.int64())
+        num_tokens = pc.multiply(copies, batch.column("num_tokens"))
+        num_extra = pc.subtract(pc.sum(copies), batch.num_rows)
+        self.counters.add("extra_copies", num_extra.as_py())
+        own = pc.sum(batch.column("num_tokens"))
+        num_extra_tokens = pc.subtract(pc.sum(num_tokens), own)
+        self.counters.add("extra_tokens", num_extra_tokens.as_py())
+        return with_columns(batch, {"num_tokens": num_tokens})
 
     def close(self) -> None:
         """Sort the tokens and their index by the order key, and write both."""
         super().close()
         rows = pa.concat_tables(self._rows) if self._rows else self._index.empty_table()
         lengths = rows.column("num_tokens").to_numpy()
-        keys = compute_order_keys(rows.column("doc_id").to_numpy(), self._seed)
+        documents, doc_ids = list_copies(rows)
+        keys = compute_order_keys(doc_ids, self._seed)
         order = np.argsort(keys)
-        self._write_tokens(order, lengths)
+        documents = documents[order]
+        self._write_tokens(documents, lengths)
         self._unsorted.unlink()
-        self._write_index(rows.take(pa.array(order)), keys[order], lengths[order])
+        copied = rows.take(pa.array(documents))
+        copied = with_columns(copied, {"doc_id": pa.array(doc_ids[order])})
+        self._write_index(copied, keys[order], lengths[documents])
 
     def _write_tokens(self, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Write the documents' tokens in the given order."""
+        """Write the documents' tokens in the given order; a document may occur repeatedly."""
         starts = np.cumsum(lengths) - lengths
         path = self.output.path(TokenizeDocuments.tokens.file_name(self.task_id))
         with path.open("wb") as file:
@@ -207,6 +234,24 @@ class _TokenWriter(SplitWriter):
         index = join_batches(self._index, batches)
         num_buckets = count_buckets(len(keys), DOCS_PER_BATCH, min_buckets=2)
         write_buckets(path, index, num_buckets)
+
+
+def list_copies(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the rows of an index as often as their documents have copies, with the ids of these.
+
+    Returns:
+        (m,) int64, the numbers of the rows, and (m,) uint64: copy k of a document, from 0, has the
+        id doc_id + k * 2**COPY_SHIFT, so that each has its own place in the global shuffle.
+    """
+    doc_ids = rows.column("doc_id").to_numpy()
+    if NUM_COPIES.name not in rows.column_names:
+        return np.arange(len(doc_ids)), doc_ids
+    copies = rows.column(NUM_COPIES.name).to_numpy().astype(np.int64)
+    documents = np.repeat(np.arange(len(doc_ids)), copies)
+    numbers = np.arange(len(documents)) - np.repeat(np.cumsum(copies) - copies, copies)
+    return documents, doc_ids[documents] + (
+        numbers.astype(np.uint64) << np.uint64(COPY_SHIFT)
+    )
 
 
 def describe_tokenizer(config: RunConfig) -> TokenizerEntry:

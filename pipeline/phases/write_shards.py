@@ -1,24 +1,30 @@
 """The phase write_shards: cut the global shuffle into shards, and write the manifest.
 
-Shard k is the k-th equal part of the key space, from all splits, in key order.
+Shard k is the k-th equal part of the key space, from all splits, in key order. A process reads the documents of
+several consecutive shards at once, as many as fit into its memory, because it opens the files of all splits for that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
+from pipeline.phases.artifact import Artifact, MergedArtifact
+from pipeline.phases.mixing.description import describe_mix
+from pipeline.phases.phase import PartitionPhase, TaskCost
+from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.planning.input_splits import InputSplit
+from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.damaged_outputs import check_output
 from pipeline.runs.hash_partitions import read_keys
 from pipeline.runs.verified_file import Damage
@@ -32,6 +38,18 @@ from shardwriter.format import (
     shard_file,
 )
 from stages.contract import Counters
+
+# Memory of the process, its libraries and Arrow's pool. The rest can hold documents.
+PROCESS_MB = 1000
+
+# Memory of documents that are read ahead, per token: 4, and 1 for their rows of the index.
+BYTES_READ_AHEAD = 5
+
+# Shards that a process reads at once, at most.
+MAX_SHARDS_PER_READ = 64
+
+# The index rows and the tokens of one split.
+SplitRows = tuple[pa.Table, NDArray[Any]]
 
 
 class WriteShards(PartitionPhase):
@@ -50,9 +68,16 @@ class WriteShards(PartitionPhase):
     cost = TaskCost(
         grows_with="tokens",
         held_bytes=16,
-        # benchmarks/driver_scale.py, 2,000 splits
+        # benchmarks/runs/driver_scale.py, 2,000 splits
         open_s=0.0006,
     )
+
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__(plan)
+        # The shards that this process writes one after another.
+        self._group: frozenset[int] = frozenset()
+        # Shard -> its documents, one part per split.
+        self._read_ahead: dict[int, list[SplitRows]] = {}
 
     @classmethod
     def estimate_num_tasks(
@@ -61,6 +86,16 @@ class WriteShards(PartitionPhase):
         """Return the number of shards."""
         del num_splits
         return math.ceil(amounts["tokens"] / config.write_shards.shard_tokens)
+
+    @classmethod
+    def count_tasks_per_read(cls, config: RunConfig) -> int:
+        """Return the number of shards whose documents fit into the memory of a task, beside one that is written."""
+        memory_mb = config.engine.get_memory_mb(cls.name)
+        shard_tokens = config.write_shards.shard_tokens
+        room_mb = min(0.75 * memory_mb, memory_mb - PROCESS_MB)
+        room_bytes = room_mb * 2**20 - cls.cost.held_bytes * shard_tokens
+        num_ahead = int(room_bytes / (BYTES_READ_AHEAD * shard_tokens))
+        return max(1, min(MAX_SHARDS_PER_READ, 1 + num_ahead))
 
     @classmethod
     def suggest_smaller_tasks(
@@ -76,13 +111,27 @@ class WriteShards(PartitionPhase):
 
     @cached_property
     def num_shards(self) -> int:
-        """The tokens of the run divided by the tokens of a shard, rounded up."""
-        num_tokens = TokenizeDocuments(self.plan).counters().counts["tokens"]
+        """The tokens of the run, with all copies, divided by the tokens of a shard, rounded up."""
+        counts = self._tokenized
+        num_tokens = counts["tokens"] + counts["extra_tokens"]
         return math.ceil(num_tokens / self.config.write_shards.shard_tokens)
+
+    @cached_property
+    def _tokenized(self) -> Counter[str]:
+        return TokenizeDocuments(self.plan).counters().counts
+
+    @contextlib.contextmanager
+    def reading_together(self, task_ids: Sequence[str]) -> Generator[None]:
+        """Read the documents of these shards when the first of them is written."""
+        self._group = frozenset(map(_parse_number, task_ids))
+        try:
+            yield
+        finally:
+            self._group, self._read_ahead = frozenset(), {}
 
     def run(self, task_id: str) -> None:
         """Collect the shard's range of keys from every split, and write it in key order."""
-        number = int(task_id.removeprefix("shard-"))
+        number = _parse_number(task_id)
         documents = self._collect(number)
         with self.folder.commit(task_id) as output:
             with (
@@ -104,12 +153,8 @@ class WriteShards(PartitionPhase):
 
     def _collect(self, number: int) -> Documents:
         """Read the documents of a shard from all splits, in key order."""
-        first, end = (2**64 * k // self.num_shards for k in (number, number + 1))
         dtype = self._tokenizer.token_dtype
-        tokenized = self.plan.folder(TokenizeDocuments.name)
-        parts = tokenized.each(
-            self.plan.splits, lambda split: self._read(split, first, end, dtype)
-        )
+        parts = self._read_ahead.pop(number, None) or self._read_shards(number)
         rows = pa.concat_tables([part_rows for part_rows, _ in parts])
         tokens = np.concatenate([part_tokens for _, part_tokens in parts])
         order = np.argsort(rows.column("order_key").to_numpy())
@@ -129,18 +174,40 @@ class WriteShards(PartitionPhase):
             else None,
         )
 
-    def _read(
-        self, split: InputSplit, first: int, end: int, dtype: np.dtype[Any]
-    ) -> tuple[pa.Table, NDArray[Any]]:
-        """Return the index rows and the tokens of one split with keys from `first` to before `end`."""
+    def _read_shards(self, number: int) -> list[SplitRows]:
+        """Return the documents of a shard, one part per split, and keep those of the next shards of the group."""
+        last = number
+        while last + 1 in self._group:
+            last += 1
+        bounds = [2**64 * k // self.num_shards for k in range(number, last + 2)]
+        tokenized = self.plan.folder(TokenizeDocuments.name)
+        by_split = tokenized.each(self.plan.splits, lambda split: self._read(split, bounds))
+        for index in range(number, last + 1):
+            self._read_ahead[index] = [parts[index - number] for parts in by_split]
+        return self._read_ahead.pop(number)
+
+    def _read(self, split: InputSplit, bounds: Sequence[int]) -> list[SplitRows]:
+        """Return the index rows and the tokens of one split, for the keys from each bound to before the next."""
         folder = self.plan.folder(TokenizeDocuments.name)
+        dtype = self._tokenizer.token_dtype
         index = folder.open(TokenizeDocuments.documents.file_name(split.key))
-        rows = pa.Table.from_batches([read_keys(index, first, end)])
+        rows = pa.Table.from_batches([read_keys(index, bounds[0], bounds[-1])])
+        lengths = rows.column("num_tokens").to_numpy()
         start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
-        num_tokens = pc.sum(rows.column("num_tokens")).as_py() or 0
         with folder.open(TokenizeDocuments.tokens.file_name(split.key)) as file:
             file.seek(start * dtype.itemsize)
-            return rows, np.frombuffer(file.read(num_tokens * dtype.itemsize), dtype)
+            content = file.read(int(lengths.sum()) * dtype.itemsize)
+        tokens = np.frombuffer(content, dtype)
+        keys = rows.column("order_key").to_numpy()
+        inner = np.searchsorted(keys, np.array(bounds[1:-1], np.uint64))
+        row_bounds = [0, *inner.tolist(), len(keys)]
+        token_bounds = np.append(0, np.cumsum(lengths))[row_bounds]
+        parts: list[SplitRows] = []
+        for part in range(len(bounds) - 1):
+            first, end = row_bounds[part : part + 2]
+            part_tokens = tokens[token_bounds[part] : token_bounds[part + 1]]
+            parts.append((rows.slice(first, end - first), part_tokens))
+        return parts
 
     @cached_property
     def _tokenizer(self) -> TokenizerEntry:
@@ -158,11 +225,15 @@ class WriteShards(PartitionPhase):
             "function": "splitmix64(doc_id + splitmix64(seed))",
             "seed": self.config.write_shards.seed,
         }
+        description: dict[str, Any] = {"order": order}
+        if self.config.select.mix is not None:
+            selected = Select(self.plan).counters().counts
+            description["mix"] = describe_mix(self.config, selected, self._tokenized)
         manifest = build_manifest(
             entries,
             tokenizer=self._tokenizer,
             fingerprint=fingerprint,
-            run={"order": order},
+            run=description,
         )
         with self.folder.commit(self.manifest.name) as output:
             output.path(self.manifest.file_name).write_bytes(manifest.dumps())
@@ -191,3 +262,8 @@ class WriteShards(PartitionPhase):
             return self.folder.root.get_size(file)
         except FileNotFoundError:
             return None
+
+
+def _parse_number(task_id: str) -> int:
+    """Return the number of a shard from the id of its task."""
+    return int(task_id.removeprefix("shard-"))

@@ -15,7 +15,6 @@ import glob
 import hashlib
 import importlib.util
 import os
-import re
 import socket
 import tempfile
 from collections import Counter
@@ -24,30 +23,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config_files.reader import ConfigError
+from pipeline.inputs.file_types import CRAWL_FILES, FileType
 from pipeline.models.download import download
 from pipeline.planning.input_digests import compute_digests, forget_digest
 from storage import StorageError, StorageSettings, Store, open_store
 from storage.names import FileNames
 from storage.settings import DEFAULT_SETTINGS
 
-# The files of a folder that are read. Common Crawl's names end in .warc.gz and .warc.wet.gz.
-_IS_CRAWL_FILE = re.compile(r"\.(warc|wet|arc)(\.gz)?$")
 
-_FOLDER_REMEDY = "its files must end in .warc, .wet or .arc, or these with .gz"
+@dataclass(frozen=True)
+class FilePart:
+    """What one task reads of a file that several tasks read.
+
+    Attributes:
+        start: its first row group, or its first byte in an uncompressed JSONL file. In a file
+            of an index: the first of the matching rows of a row group.
+        stop: its end, exclusive.
+        num_bytes: its size, compressed.
+        row_group: in a file of an index, that of the rows.
+    """
+
+    start: int
+    stop: int
+    num_bytes: int
+    row_group: int | None = None
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One WARC or WET file."""
+    """A file, or a part of a file, that a task reads."""
 
     location: str  # a path, or a URL
     num_bytes: int | None  # compressed; None: remote, not known yet
     digest: str  # SHA-256 of the content of a local file, or of the URL of a remote file
+    part: FilePart | None = None  # None: the whole file
+
+    @property
+    def read_bytes(self) -> int | None:
+        """Compressed bytes that a task reads; None: not known yet."""
+        return self.num_bytes if self.part is None else self.part.num_bytes
+
+    @property
+    def identity(self) -> str:
+        """Name and content, which make the key of an input split."""
+        if self.part is None:
+            return f"{self.name} {self.digest}"
+        identity = f"{self.name} {self.digest} {self.part.start}-{self.part.stop}"
+        group = self.part.row_group
+        return identity if group is None else f"{identity} of {group}"
 
     @property
     def is_remote(self) -> bool:
         """Whether the location is a URL."""
-        return _is_address(self.location)
+        return is_address(self.location)
 
     @property
     def name(self) -> str:
@@ -55,12 +83,15 @@ class InputFile:
         return self.location.rsplit("/", 1)[-1]
 
 
-def find_files(entries: Sequence[str], storage: StorageSettings) -> list[InputFile]:
+def find_files(
+    entries: Sequence[str], storage: StorageSettings, wanted: FileType = CRAWL_FILES
+) -> list[InputFile]:
     """Return the files of all entries: sorted within an entry, in the order of the entries.
 
     Args:
         entries: Paths, patterns, folders, and s3 or https addresses.
         storage: How object stores are reached.
+        wanted: Which files of folders are read.
 
     Raises:
         ConfigError: an entry gives no file, a file is given twice, or a name is not UTF-8. All
@@ -70,10 +101,10 @@ def find_files(entries: Sequence[str], storage: StorageSettings) -> list[InputFi
     faults: list[str] = []
     for entry in entries:
         try:
-            locations += _find(entry, storage)
+            locations += _find(entry, storage, wanted)
         except ConfigError as error:
             faults += error.faults
-    faults += _find_faults(locations)
+    faults += _find_faults(locations, wanted.key)
     if faults:
         raise ConfigError(faults)
     return _identify(locations)
@@ -91,36 +122,36 @@ def check_extra(url: str) -> None:
         )
 
 
-def _is_address(entry: str) -> bool:
+def is_address(entry: str) -> bool:
+    """Return whether an entry is an address, not a path."""
     return "://" in entry
 
 
-def _find(entry: str, storage: StorageSettings) -> list[str]:
+def _find(entry: str, storage: StorageSettings, wanted: FileType) -> list[str]:
     """Return the paths or addresses that an entry gives.
 
     Raises:
         ConfigError: it gives none.
     """
-    if _is_address(entry):
-        return _find_remote(entry, storage)
+    if is_address(entry):
+        return find_remote(entry, storage, wanted)
     path = os.path.expanduser(entry)
     if os.path.isdir(path):
-        if not (found := sorted(_walk(path))):
-            raise ConfigError(
-                [f"input.files: the folder {entry!r} has no crawl file; {_FOLDER_REMEDY}"]
-            )
+        if not (found := sorted(walk_files(path, wanted))):
+            message = f"the folder {entry!r} has no {wanted.name}; {wanted.remedy}"
+            raise ConfigError([f"{wanted.key}: {message}"])
         return found
     if not (found := _match(path)):
-        raise ConfigError([f"input.files: {entry!r} matches no file in {Path.cwd()}"])
+        raise ConfigError([f"{wanted.key}: {entry!r} matches no file in {Path.cwd()}"])
     return found
 
 
-def _walk(folder: str) -> Iterator[str]:
-    """Yield the crawl files in a folder and its subfolders, without hidden ones."""
+def walk_files(folder: str, wanted: FileType) -> Iterator[str]:
+    """Yield the wanted files in a folder and its subfolders, without hidden ones."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if _IS_CRAWL_FILE.search(name) and not name.startswith("."):
+            if wanted.endings.search(name) and not name.startswith("."):
                 yield os.path.join(parent, name)
 
 
@@ -136,7 +167,9 @@ def _match(pattern: str) -> list[str]:
     ]
 
 
-def _find_remote(entry: str, storage: StorageSettings) -> list[str]:
+def find_remote(
+    entry: str, storage: StorageSettings, wanted: FileType = CRAWL_FILES
+) -> list[str]:
     """Return the addresses of an entry. The address of a file is taken as it is, without a request.
 
     Raises:
@@ -148,60 +181,58 @@ def _find_remote(entry: str, storage: StorageSettings) -> list[str]:
     if glob.has_magic(parent):
         raise ConfigError(
             [
-                f"input.files: {entry!r} has a pattern in a folder; only the last part can be one"
+                f"{wanted.key}: {entry!r} has a pattern in a folder; only the last part can be one"
             ]
         )
     if not entry.startswith("s3://"):
         if is_pattern or not name:
             raise ConfigError(
                 [
-                    f"input.files: {entry!r} cannot be listed over http; give the address of each file"
+                    f"{wanted.key}: {entry!r} cannot be listed over http; give the address of each file"
                 ]
             )
         return [entry]
-    if _IS_CRAWL_FILE.search(name) and not is_pattern:
+    if wanted.endings.search(name) and not is_pattern:
         return [entry]
     try:
-        found = _list_remote(open_store(parent, storage), name)
+        found = _list_remote(open_store(parent, storage), name, wanted)
     except StorageError as error:
-        raise ConfigError([f"input.files: {entry!r} cannot be listed: {error}"]) from error
+        raise ConfigError([f"{wanted.key}: {entry!r} cannot be listed: {error}"]) from error
     if not found:
-        raise ConfigError([f"input.files: {entry!r} matches no object; {_FOLDER_REMEDY}"])
+        raise ConfigError([f"{wanted.key}: {entry!r} matches no object; {wanted.remedy}"])
     return found
 
 
-def _list_remote(parent: Store, name: str) -> list[str]:
-    """Return the objects whose names match, or the crawl files in the folder of that name."""
+def _list_remote(parent: Store, name: str, wanted: FileType) -> list[str]:
+    """Return the objects whose names match, or the wanted files in the folder of that name."""
     if glob.has_magic(name):
         return [parent.locate(each) for each in fnmatch.filter(parent.list_names(), name)]
-    return sorted(_walk_remote(parent.child(name) if name else parent))
+    return sorted(_walk_remote(parent.child(name) if name else parent, wanted))
 
 
-def _walk_remote(folder: Store) -> Iterator[str]:
-    """Yield the crawl files in a folder of an object store and its subfolders."""
+def _walk_remote(folder: Store, wanted: FileType) -> Iterator[str]:
+    """Yield the wanted files in a folder of an object store and its subfolders."""
     for name in folder.list_names():
-        if _IS_CRAWL_FILE.search(name):
+        if wanted.endings.search(name):
             yield folder.locate(name)
     for name in folder.list_folders():
-        yield from _walk_remote(folder.child(name))
+        yield from _walk_remote(folder.child(name), wanted)
 
 
-def _find_faults(locations: Sequence[str]) -> list[str]:
+def _find_faults(locations: Sequence[str], key: str) -> list[str]:
     """Return the faults of the list as a whole."""
     faults = [
-        f"input.files: the name of {location!r} is not UTF-8; rename the file"
+        f"{key}: the name of {location!r} is not UTF-8; rename the file"
         for location in locations
         if not _is_utf8(location)
     ]
     # A file that is read twice makes all its paragraphs duplicates.
     times = Counter(
-        location if _is_address(location) else os.path.realpath(location)
+        location if is_address(location) else os.path.realpath(location)
         for location in locations
     )
     repeated = sorted(location for location, number in times.items() if number > 1)
-    faults += [
-        f"input.files: {location!r} is matched more than once" for location in repeated
-    ]
+    faults += [f"{key}: {location!r} is matched more than once" for location in repeated]
     return faults
 
 
@@ -215,10 +246,10 @@ def _is_utf8(location: str) -> bool:
 
 
 def _identify(locations: Sequence[str]) -> list[InputFile]:
-    local = [Path(location) for location in locations if not _is_address(location)]
+    local = [Path(location) for location in locations if not is_address(location)]
     identified = iter(identify_local(local))
     return [
-        identify_remote(location, location) if _is_address(location) else next(identified)
+        identify_remote(location, location) if is_address(location) else next(identified)
         for location in locations
     ]
 
@@ -293,6 +324,17 @@ def check_digest(file: InputFile, sha256: str) -> None:
     # Without this, a file system with wrong times would let the next run plan the old content.
     forget_digest(Path(file.location))
     raise _make_changed(file, f"sha256 {sha256}", file.digest)
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Compare a local file that was read, perhaps in part, with the one that the run was planned with.
+
+    Raises:
+        OSError: it has changed since then.
+    """
+    if not file.is_remote:
+        ((_, sha256),) = compute_digests([Path(file.location)])
+        check_digest(file, sha256)
 
 
 def _make_changed(file: InputFile, found: str, wanted: str) -> OSError:

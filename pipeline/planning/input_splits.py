@@ -20,6 +20,8 @@ from typing import Self
 
 from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
+from pipeline.inputs.page_index import find_pages
+from pipeline.inputs.text_files import find_text_files
 from pipeline.models import registry as model_registry
 from pipeline.models.cache import locked
 from pipeline.models.download import download
@@ -58,14 +60,15 @@ class InputSplit:
 
         A file that was changed gives another key, so its old outputs are not used again.
         """
-        names = "\n".join(f"{file.name} {file.digest}" for file in files)
+        names = "\n".join(file.identity for file in files)
         content = hashlib.sha256(names.encode()).hexdigest()
         return cls(index, f"{index:06d}-{content[:8]}", tuple(files))
 
     @property
     def num_bytes(self) -> int:
         """Compressed bytes of all files, estimated where unknown."""
-        return sum(WET_BYTES if f.num_bytes is None else f.num_bytes for f in self.files)
+        sizes = [file.read_bytes for file in self.files]
+        return sum(WET_BYTES if num_bytes is None else num_bytes for num_bytes in sizes)
 
 
 def list_input_splits(
@@ -127,16 +130,22 @@ def _list_files(config: InputConfig, storage: StorageSettings) -> list[InputFile
     if config.sample_crawl:
         folder = locate_sample_crawl(config.sample_crawl)
         return identify_local(sorted(folder.glob("*.warc*.gz")))
+    if config.text:
+        return find_text_files(config.text, storage)
     return find_files(config.files or (), storage)
 
 
 def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFile]:
     check_extra(config.base_url)
     base = config.base_url.rstrip("/") + "/"
-    url = f"{base}crawl-data/{config.crawl}/{config.format}.paths.gz"
+    kind = "cc-index-table" if config.pages else config.format
+    url = f"{base}crawl-data/{config.crawl}/{kind}.paths.gz"
     names = _read_crawl_list(
         config.crawl, url, locate_crawl_list(config.crawl, url), storage
     )
+    if config.pages:
+        cache = model_registry.cache_folder() / "crawls"
+        return find_pages(config, config.pages, names, storage, cache)
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
         last = max(config.first, end - 1)

@@ -115,7 +115,7 @@ def _make_fingerprint(
     section = getattr(config, phase.section)
     if section is not None:
         # In Python's types, not in JSON's: a set is refused then, not listed in an arbitrary order.
-        section = section.model_dump(mode="python")
+        section = section.model_dump(mode="python", exclude=set(phase.unused_settings))
     value: dict[str, Any] = {
         "phase": phase.name,
         "version": phase.version,

@@ -5,7 +5,8 @@ check_models(plan)       # raises ConfigError with all faults
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from config_files.reader import ConfigError
 from pipeline.capacity.estimate import describe_cluster, estimate_plan
@@ -16,8 +17,12 @@ from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
 
 
-def check_models(plan: RunPlan) -> None:
+def check_models(plan: RunPlan, *, keeps_open: bool = False) -> None:
     """Open every model, tokenizer and list of the phases that are left, one stage at a time.
+
+    Args:
+        plan: the run.
+        keeps_open: leave them open for the tasks of this process, which would open them again.
 
     Raises:
         ConfigError: with one line for each stage that cannot be opened, and for each key with a
@@ -29,7 +34,9 @@ def check_models(plan: RunPlan) -> None:
         for spec in phase.plan_stages(plan.config):
             if spec not in checked:
                 checked.append(spec)
-                faults += _check_stage(f"{phase.name}.{spec.stage.name}", spec)
+                digests = plan.phase(phase.name).model_digests
+                load = partial(spec.opened, digests) if keeps_open else spec.load
+                faults += _check_stage(f"{phase.name}.{spec.stage.name}", load)
     # The labels of a model that was not on this machine are known only now.
     for key, message in find_unknown_languages(plan.config):
         faults.append(f"{'.'.join(key)}: {message}")
@@ -70,9 +77,9 @@ def _is_complete(plan: RunPlan, phase: type[Phase]) -> bool:
         return False
 
 
-def _check_stage(key: str, spec: StageSpec) -> Iterator[str]:
+def _check_stage(key: str, load: Callable[[], object]) -> Iterator[str]:
     try:
-        spec.load()
+        load()
     # Stages open files with many libraries, and each raises other errors.
     except Exception as error:  # noqa: BLE001 - it is reported with the others
         cause = str(error) or type(error).__name__

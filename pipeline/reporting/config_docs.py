@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from config_files.docs import sections
 from pipeline.config import RunConfig
 from pipeline.execution.task import ERROR_KINDS, TOO_SLOW
+from pipeline.inputs.quarantine import CAUSES, SKIPPED
 from pipeline.reporting.report.summary import describe_reasons
-from stages.warc.causes import CAUSES, SKIPPED
 
 
 def make_page() -> str:

@@ -25,8 +25,8 @@ def print_plan(plan: RunPlan, console: SafeConsole) -> None:
     input_bytes = sum(split.num_bytes for split in plan.splits)
     num_files = sum(len(split.files) for split in plan.splits)
     console.print(
-        f"{num_files:,} files, {input_bytes / 2**20:,.1f} MiB, in {len(plan.splits):,} input "
-        f"splits; run folder {plan.run_dir}"
+        f"input: {input_bytes / 2**20:,.1f} MiB, files: {num_files:,}, input splits: "
+        f"{len(plan.splits):,}; run folder {plan.run_dir}"
     )
     rows: list[tuple[str, ...]] = []
     for phase in registry.PHASES:

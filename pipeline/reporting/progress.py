@@ -30,7 +30,6 @@ class PhaseProgress:
 
     Attributes:
         num_done: tasks that are done, by this driver or an earlier one.
-        num_documents: documents that this driver has read, those of the running task included.
     """
 
     def __init__(
@@ -50,10 +49,10 @@ class PhaseProgress:
         self.name = started.phase
         self.num_tasks = started.num_tasks
         self.num_done = self._num_done_before = started.num_done
-        self.num_documents = 0.0
+        self._num_finished = 0.0
+        self._num_in_tasks: dict[str, float] = {}  # of the running ones
         self._share_before = self._share = started.share_done
         self._expected = documents_per_phase
-        self._num_in_task = 0.0
         self._clock = clock
         self._started_s = clock()
 
@@ -63,19 +62,25 @@ class PhaseProgress:
         return self._clock() - self._started_s
 
     @property
+    def num_documents(self) -> float:
+        """Documents that this driver has read, those of running tasks included."""
+        return self._num_finished + sum(self._num_in_tasks.values())
+
+    @property
     def documents_per_phase(self) -> float:
         """Documents in all tasks, by what the finished ones had; 0: unknown."""
         share = self._share - self._share_before
         if not share:
             return self._expected
-        return (self.num_documents - self._num_in_task) / share
+        return self._num_finished / share
 
     @property
     def share_done(self) -> float:
-        """The share of the work that is done, from 0 to 1. It is estimated for the running task."""
+        """The share of the work that is done, from 0 to 1. It is estimated for running tasks."""
         expected = self.documents_per_phase
-        in_task = self._num_in_task / expected if expected else 0.0
-        return min(1.0, self._share + in_task)
+        num_in_tasks = sum(self._num_in_tasks.values())
+        in_tasks = num_in_tasks / expected if expected else 0.0
+        return min(1.0, self._share + in_tasks)
 
     @property
     def left_s(self) -> float | None:
@@ -85,16 +90,15 @@ class PhaseProgress:
             return None
         return self.age_s * (1.0 - self.share_done) / share
 
-    def set_documents(self, number: float) -> None:
-        """Count the documents that the running task has read so far."""
-        self.num_documents += number - self._num_in_task
-        self._num_in_task = number
+    def set_documents(self, task_id: str, number: float) -> None:
+        """Count the documents that a running task has read so far."""
+        self._num_in_tasks[task_id] = number
 
     def finish_task(self, event: TaskFinished) -> None:
         """Count a task that is committed, or take back what a failed one had read."""
-        self.set_documents(event.num_documents)
-        self._num_in_task = 0.0
+        self._num_in_tasks.pop(event.task_id, None)
         if event.failed is None:
+            self._num_finished += event.num_documents
             self.num_done += 1
             self._share += event.share
 
@@ -163,10 +167,10 @@ class RunProgress:
         else:
             self._finish_phase(event)
 
-    def show_documents(self, number: float) -> None:
-        """Show the number of documents that the running task has read so far."""
+    def show_documents(self, task_id: str, number: float) -> None:
+        """Show the number of documents that a running task has read so far."""
         if self._phase is not None:
-            self._phase.set_documents(number)
+            self._phase.set_documents(task_id, number)
             self._update(self._phase)
 
     def _start_phase(self, event: PhaseStarted) -> None:

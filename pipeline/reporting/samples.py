@@ -22,6 +22,7 @@ from pipeline.phases.registry import DECIDING_PHASES
 from pipeline.phases.tokenize import compute_order_keys
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.text import format_values
+from pipeline.retraction.retracted import read_retracted
 from pipeline.runs.run_folder import RunFolder, RunSplit
 from pipeline.runs.split_output import read_table
 from stages.warc.documents import extract_source_domains
@@ -84,9 +85,10 @@ def draw_samples(
         ConfigError: no document matches, or no stored column has the name of a score.
     """
     drawn: pa.Table | None = None
+    retracted = read_retracted(run)
     for split in run.splits:
         for rows in _read_decisions(run, split):
-            found = _filter(run, split, rows, wanted)
+            found = retracted.leave_out(_filter(run, split, rows, wanted))
             keys = pa.array(compute_order_keys(found.column("doc_id").to_numpy(), seed))
             found = found.append_column("key", keys)
             both = found if drawn is None else pa.concat_tables([drawn, found])

@@ -22,7 +22,7 @@ NUMBER_COLUMNS = frozenset(
     }
 )
 
-WRAPPED_COLUMNS = frozenset({"meaning", "stages"})
+WRAPPED_COLUMNS = frozenset({"meaning", "stages", "licence", "description"})
 
 
 def make_table(

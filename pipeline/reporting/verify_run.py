@@ -12,7 +12,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.phases import registry
-from pipeline.phases.phase import MergedArtifact, Phase
+from pipeline.phases.artifact import MergedArtifact
+from pipeline.phases.phase import Phase
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.runs.damaged_outputs import check_output, check_task, report

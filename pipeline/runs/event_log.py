@@ -170,6 +170,7 @@ def _remove_partial_line(path: Path) -> None:
 
 
 def _format_line(event: Mapping[str, Any]) -> str:
+    log.debug("event: %s", json.dumps(event))
     return json.dumps({"time": time.time(), **event}) + "\n"
 
 

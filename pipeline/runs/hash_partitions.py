@@ -166,21 +166,27 @@ class FileSlice:
 class Partition:
     """The rows of one partition of several files, chunk by chunk.
 
+    It empties the list of slices, so that their rows are in memory once.
+
     Attributes:
         files: the rows of each file. The rows of a chunk are adjacent and in input order.
     """
 
-    def __init__(self, slices: Sequence[FileSlice], name: str) -> None:
+    def __init__(self, slices: list[FileSlice], name: str) -> None:
+        num_files = len(slices)
         first, end = _parse_range(name)
         width = min((each.width for each in slices), default=MAX_BUCKETS)
         while width > 1 and end - first < MIN_CHUNKS * width:
             width //= 2
         inner = np.arange(first // width + 1, math.ceil(end / width)) * width
         edges = np.concatenate([[first], inner, [end]])
-        cut = [_cut(each, edges) for each in slices]
+        cut: list[tuple[pa.RecordBatch, NDArray[np.int64]]] = []
+        slices.reverse()
+        while slices:  # each is freed before the next is copied
+            cut.append(_cut(slices.pop(), edges))
         self.files = [rows for rows, _ in cut]
         self._bounds = np.array([bounds for _, bounds in cut]).reshape(
-            len(slices), len(edges)
+            num_files, len(edges)
         )
         self._hashes = [rows["hash"].to_numpy() for rows in self.files]
         self._records = [rows["record"].to_numpy() for rows in self.files]

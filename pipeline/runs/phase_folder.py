@@ -123,6 +123,10 @@ class PhaseFolder:
         names = self.root.child(_DONE).list_names()
         return frozenset(name.removesuffix(".json") for name in names)
 
+    def is_done(self, task_id: str) -> bool:
+        """Return whether a task has a done-record."""
+        return self.root.exists(self.record_file(task_id))
+
     def record(self, task_id: str) -> dict[str, Any]:
         """Return the done-record of a task.
 
@@ -143,6 +147,10 @@ class PhaseFolder:
                 raise
             damage = Damage(str(self.root), file, "no file", "the record of a done task")
             raise DamagedOutput(damage) from error
+
+    def delete_records(self) -> None:
+        """Delete the done-records of all tasks."""
+        self.root.child(_DONE).delete_all()
 
     def record_file(self, task_id: str) -> str:
         """Return the file of the done-record of a task."""
@@ -250,12 +258,16 @@ class PhaseFolder:
         One process calls this before any task starts. Attempts are counted anew.
         """
         done, attempts = self.root.child(_DONE), self.root.child(_ATTEMPTS)
-        done.make_folder()
+        self.make_folders()
         attempts.delete_all()
         attempts.make_folder()
         self.root.delete_unfinished()
         done.delete_unfinished()
         self.set_aside_damaged_records()
+
+    def make_folders(self) -> None:
+        """Create the folder for outputs and done-records."""
+        self.root.child(_DONE).make_folder()
 
     def attempt(self, task_id: str) -> int:
         """Count an attempt at a task; return the number of attempts since `begin`, with this one.
@@ -299,6 +311,17 @@ class PhaseFolder:
                 self.root.move_in(file, file.name)
             record = {"task_id": task_id, "outputs": outputs, **output.record}
             self.root.put(self.record_file(task_id), dump_record(record, self.root.name))
+
+    def replace_output(self, task_id: str, file: Path, name: str) -> None:
+        """Replace an output of a done task by a file of a staging folder, and note its digests.
+
+        After a crash in between, the output differs from the record: call this again.
+        """
+        record = self.record(task_id)
+        record["outputs"][name] = _describe(file)
+        self.root.move_in(file, name)
+        self.root.put(self.record_file(task_id), dump_record(record, self.root.name))
+        read_digests.cache_clear()
 
 
 @functools.lru_cache(maxsize=100)

@@ -23,6 +23,10 @@ DECISIONS_SUFFIX = "decisions.parquet"
 # Rows of a Parquet row group. It is fixed because files must not depend on batch sizes.
 ROWS_PER_GROUP = 512
 
+# Strings that differ from row to row. Without dictionaries of them, files are as large, and on the
+# sample crawl take 0.7 to 0.9 of the CPU to write and 0.4 to 0.65 to read.
+DISTINCT_STRINGS = frozenset({"url", "title", "digest", "detail", "text"})
+
 DECISIONS = pa.schema(
     [
         pa.field("doc_id", pa.uint64(), nullable=False),
@@ -139,6 +143,17 @@ def write_parquet(table: pa.Table, path: Path) -> None:
             rows.start(table.schema)
 
 
+def choose_parquet_settings(schema: pa.Schema) -> dict[str, Any]:
+    """Return the arguments of `pyarrow.parquet.ParquetWriter` for the files of a run."""
+    strings = {field.name for field in schema if pa.types.is_string(field.type)}
+    return {
+        "compression": "zstd",
+        # Level 2 writes in 1.2 times the CPU, and makes files 14 % smaller.
+        "compression_level": 1,
+        "use_dictionary": sorted(strings - DISTINCT_STRINGS),
+    }
+
+
 class RowGroups:
     """Writes a Parquet file with row groups of ROWS_PER_GROUP rows, for tables of any size."""
 
@@ -157,7 +172,7 @@ class RowGroups:
         """Create the file, unless it exists."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._path, schema, compression="zstd", compression_level=1
+                self._path, schema, **choose_parquet_settings(schema)
             )
 
     def add(self, table: pa.Table) -> None:

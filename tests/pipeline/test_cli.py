@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY, wet_record
+from tests.pipeline.command_process import run_command
 from tests.pipeline.conftest import Small
 
 HEAVY_LIBRARIES = ("numba", "pyarrow", "ray", "torch", "pandas", "scipy", "kenlm", "numpy")
@@ -26,18 +27,6 @@ try:
 finally:
     print([name for name in {libraries!r} if name in sys.modules], file=sys.stderr)
 """
-
-
-def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pipeline` with these words."""
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline", *words],
-        cwd=REPOSITORY,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +57,7 @@ def test_version_is_that_of_the_package() -> None:
 def test_help_names_every_command() -> None:
     """The help lists the commands and the exit codes."""
     done = run_command("--help")
-    commands = "run plan status report explain preview verify export models sample-crawl"
+    commands = "run plan init schema status report explain preview verify export models sample-crawl"
     for name in commands.split():
         assert f"\n  {name} " in done.stdout
     assert "Exit codes: 0 done" in done.stdout

@@ -283,7 +283,7 @@ def test_exactly_one_input_is_wanted(tmp_path: Path) -> None:
     """Two kinds of input, or none, are refused."""
     (fault,) = list_faults(write(tmp_path, MINIMAL), "input.sample_crawl={documents: 200}")
     assert (
-        "exactly one of sample_crawl, files, common_crawl; found sample_crawl, files"
+        "exactly one of sample_crawl, files, text, common_crawl; found sample_crawl, files"
         in fault
     )
 

@@ -147,11 +147,11 @@ def test_browse_serves_a_run_until_it_is_interrupted(small: Small) -> None:
     address = wait_for_line(
         messages, driver, r"http://127\.0\.0\.1:\d+/[\w-]{32}/\n"
     ).strip()
-    with urllib.request.urlopen(f"{address}api/run", timeout=60) as answer:  # noqa: S310
+    with urllib.request.urlopen(f"{address}api/run", timeout=600) as answer:  # noqa: S310
         assert json.load(answer)["run_dir"] == str(run.run_dir)
     assert driver.pid is not None
     os.kill(driver.pid, signal.SIGINT)
-    driver.join(60)
+    driver.join(600)
     printed = messages.read_text().partition(address)[2]
     assert (driver.exitcode, printed) == (0, "\n==== exit code 0\n")
 

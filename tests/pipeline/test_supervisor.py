@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.processes import Process, list_descendants
+from pipeline.processes import list_descendants
 from tests.conftest import REPOSITORY
+from tests.pipeline.runs.waiting import wait_for
 
 PROGRAM = """
 import ctypes, os, signal, subprocess, sys, time
@@ -24,6 +25,7 @@ sys.argv = ["python -m pipeline", "run", "my config.yaml"]
 folder = Path({folder!r})
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if the tests run in background
 set_up_process()
+os.register_at_fork(after_in_parent=lambda: time.sleep({pause_s}))
 supervise()
 (folder / "child").write_text(str(os.getpid()))
 {body}
@@ -39,13 +41,14 @@ SLEEP = "while True: time.sleep(0.05)"
 @pytest.fixture
 def start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], subprocess.Popen[str]]:
+) -> Callable[..., subprocess.Popen[str]]:
     """Start a program that runs these lines in the child."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
-    def start_program(body: str) -> subprocess.Popen[str]:
+    def start_program(body: str, parent_pause_s: float = 0.0) -> subprocess.Popen[str]:
+        program = PROGRAM.format(folder=str(tmp_path), body=body, pause_s=parent_pause_s)
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path), body=body)],
+            [sys.executable, "-c", program],
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -66,11 +69,23 @@ def wait_for_child(folder: Path) -> int:
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Return exit code, stdout and stderr."""
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     return process.returncode, stdout, stderr
 
 
-Start = Callable[[str], subprocess.Popen[str]]
+def write_raylet_log(text: str, then: str = "pass") -> str:
+    """Return the lines of a child that writes the log of its raylet, runs `then` and fails."""
+    lines = [
+        "logs = folder / f'ray/session_2026-11-22_{os.getpid()}/logs'",
+        "logs.mkdir(parents=True)",
+        f"(logs / 'raylet.err').write_text({text!r})",
+        then,
+        "os._exit(1)",
+    ]
+    return "\n".join(lines)
+
+
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def test_a_child_that_reports_is_believed(start: Start, tmp_path: Path) -> None:
@@ -145,17 +160,24 @@ def test_a_dead_agent_of_ray_is_named(
 ) -> None:
     """Only the raylet writes which agent died; its log of this run counts, and is kept."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    lines = [
-        "logs = folder / f'ray/session_2026-11-22_{os.getpid()}/logs'",
-        "logs.mkdir(parents=True)",
-        f"(logs / 'raylet.err').write_text('one Ray agent failed, agent_name = {name}.')",
+    body = write_raylet_log(
+        f"one Ray agent failed, agent_name = {name}.",
         "os.write(2, b'The node has been marked dead because the detector ...')",
-        "os._exit(1)",
-    ]
-    code, _, stderr = end(start("\n".join(lines)))
+    )
+    code, _, stderr = end(start(body))
     (log,) = tmp_path.glob("corpusmill-run-*.log")
     assert (code, stderr) == (1, f"Ray's {words} died, details are in {log}; {KEPT}\n")
     assert f"agent_name = {name}" in log.read_text()
+
+
+def test_the_log_of_a_ray_that_fails_at_once_is_read(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be written before the parent runs again after the fork."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    body = write_raylet_log("agent_name = dashboard_agent.")
+    _, _, stderr = end(start(body, parent_pause_s=0.3))
+    assert stderr.startswith("Ray's dashboard agent died, ")
 
 
 def test_the_log_of_an_earlier_ray_is_not_read(
@@ -163,14 +185,9 @@ def test_the_log_of_an_earlier_ray_is_not_read(
 ) -> None:
     """Process ids are used again: the session folder may be that of another run."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    lines = [
-        "logs = folder / f'ray/session_2020-01-01_{os.getpid()}/logs'",
-        "logs.mkdir(parents=True)",
-        "(logs / 'raylet.err').write_text('agent_name = dashboard_agent.')",
-        "os.utime(logs / 'raylet.err', (0, 0))",
-        "os._exit(1)",
-    ]
-    _, _, stderr = end(start("\n".join(lines)))
+    make_old = "os.utime(logs / 'raylet.err', (0, 0))"
+    body = write_raylet_log("agent_name = dashboard_agent.", make_old)
+    _, _, stderr = end(start(body))
     assert stderr.startswith("native code ended the run with exit code 1, ")
 
 
@@ -257,12 +274,4 @@ def test_the_child_dies_with_its_parent(start: Start, tmp_path: Path) -> None:
     (found,) = [each for each in list_descendants(process.pid) if each.pid == child]
     process.kill()
     process.communicate()
-    wait_until_ended(found)
-
-
-def wait_until_ended(process: Process) -> None:
-    """Wait for the end of a process that has been sent a signal."""
-    deadline = time.monotonic() + 30
-    while process.is_running():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not found.is_running())

@@ -7,12 +7,11 @@ partitions, connect the documents of a cluster. Which of them are dropped is dec
               SPLIT.ngrams.arrow    p001of002: pairs, scores ──┴▶ finish: clusters.arrow, one batch per task
 
 A partition's task reads one range of the band hashes of all splits, and the n-grams of the documents that share one.
-The merge opens no files of splits, and its memory grows with the documents that have near-duplicates.
+The merge opens no files of splits (merge_forests.py).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,16 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate, read_ngrams
-from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
+from pipeline.phases.artifact import Artifact, MergedArtifact
+from pipeline.phases.dedup.merge_forests import (
+    CLUSTERS,
+    HELD_BYTES,
+    LEFT_OUT,
+    Components,
+    Forest,
+    write_clusters,
+)
+from pipeline.phases.phase import PartitionPhase, TaskCost
 from pipeline.planning.previous_runs import (
     PreviousSplit,
     find_other_version,
@@ -69,16 +77,6 @@ FOREST = pa.schema(
         pa.field("other", pa.uint64()),
         pa.field("score_of_one", pa.float64()),
         pa.field("score_of_other", pa.float64()),
-    ]
-)
-
-# A cluster: its documents, by ids in the order of `sources`, from the preferred one on; how
-# many of them previous runs have kept; and whether the first two were already compared.
-CLUSTERS = pa.schema(
-    [
-        pa.field("documents", pa.large_list(pa.uint64())),
-        pa.field("num_previous", pa.uint32()),
-        pa.field("was_compared", pa.bool_()),
     ]
 )
 
@@ -128,11 +126,10 @@ class FuzzyClusters(PartitionPhase):
     cost = TaskCost(
         grows_with="band_hashes",
         held_bytes=BYTES_PER_BAND_HASH,
-        # benchmarks/driver_scale.py, 2,000 splits
+        # benchmarks/runs/driver_scale.py, 2,000 splits
         open_s=0.0006,
         is_hash_partitioned=True,
-        # 80 bytes per document with near-duplicates, at most every third one
-        driver_bytes=27,
+        driver_bytes=HELD_BYTES,
     )
 
     @classmethod
@@ -274,82 +271,44 @@ class FuzzyClusters(PartitionPhase):
         """Merge the forests into clusters, and write them in the order of preference."""
         if self.config.fuzzy_dedup is None:
             return
-        ids = self._find_members()
-        parents = np.zeros(len(ids), np.uint64)
-        scores = np.zeros(len(ids))
-        for pairs, pair_scores in self._read_forests():
-            positions = np.searchsorted(ids, pairs)
-            components.unite(parents, positions.astype(np.uint64))
-            scores[positions] = pair_scores
-        roots = components.find_roots(parents, np.arange(len(ids)))
-        ids, roots, scores, was_pair = self._resolve_previous(ids, roots, scores)
-        # The last key is the first to sort by. Documents of previous runs come first, in their order.
-        scores[ids < self._first_own_id] = np.inf
-        order = np.lexsort((ids, -scores, roots))
+        components = Components.merge(self._read_forests)
+        self._resolve_previous(components)
         with self.folder.commit(self.clusters.name) as output:
-            counters = _write_clusters(
+            counters = Counters()
+            num_clusters = write_clusters(
                 str(output.path(self.clusters.file_name)),
-                ids[order],
-                roots[order],
-                was_pair[order],
-                self._first_own_id,
+                components,
+                len(self.plan.previous_splits) << 32,
+                MAX_MEMBERS_PER_TASK,
             )
+            counters.add("clusters", num_clusters)
             output.record = {"counters": counters.to_json()}
 
-    def _find_members(self) -> NDArray[np.uint64]:
-        """Return the sorted ids of the documents that have a similar document.
-
-        Neighbouring arrays are merged when they have about the same size, so each id is copied only
-        log2(number of partitions) times.
-        """
-        merged: list[NDArray[np.uint64]] = []
-        for pairs, _ in self._read_forests():
-            merged.append(np.unique(pairs))
-            while len(merged) > 1 and len(merged[-2]) < 2 * len(merged[-1]):
-                merged.append(np.union1d(merged.pop(), merged.pop()))
-        return np.unique(np.concatenate([np.empty(0, np.uint64), *merged]))
-
-    def _read_forests(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.float64]]]:
-        """Yield the ids of the pairs of each partition, and their scores, both (n, 2)."""
+    def _read_forests(self) -> Iterator[Forest]:
+        """Yield the pairs of each partition."""
         for task_id in self.task_ids():
             forest = read_batch(self.folder.open(self.forest.file_name(task_id)), 0)
             one, other, *scores = (column.to_numpy() for column in forest.columns)
             yield np.stack([one, other], axis=1), np.stack(scores, axis=1)
 
-    @property
-    def _first_own_id(self) -> int:
-        return len(self.plan.previous_splits) << 32
-
-    def _resolve_previous(
-        self,
-        ids: NDArray[np.uint64],
-        roots: NDArray[np.int64],
-        scores: NDArray[np.float64],
-    ) -> tuple[
-        NDArray[np.uint64], NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]
-    ]:
-        """Replace the documents that previous runs dropped as near-duplicates.
+    def _resolve_previous(self, components: Components) -> None:
+        """Replace the documents that previous runs dropped as near-duplicates, in place.
 
         With a rule, they are left out, because they represent no other document. Without a rule,
-        the documents that were kept for them replace them.
-
-        Returns:
-            ids, roots, scores: without the replaced documents.
-            was_pair: whether the cluster of each document had two documents before.
+        the documents that were kept for them replace them. Documents of previous runs are
+        preferred, in their order.
         """
-        was_pair = np.bincount(roots, minlength=1)[roots] == 2
-        is_dropped = np.zeros(len(ids), np.bool_)
-        ids = ids.copy()
-        for index in np.unique(ids[ids < self._first_own_id] >> np.uint64(32)):
-            here = np.flatnonzero(ids >> np.uint64(32) == index)
-            split = self.plan.previous_splits[int(index)]
-            is_dropped[here], ids[here] = _find_representatives(
-                split, int(index), ids[here]
-            )
-        if Rule.from_config(self.config) is None:
-            is_dropped[:] = False
-        is_left = ~is_dropped
-        return ids[is_left], roots[is_left], scores[is_left], was_pair[is_left]
+        ids, scores = components.ids, components.scores
+        starts = np.arange(len(self.plan.previous_splits) + 1, dtype=np.uint64)
+        bounds = np.searchsorted(ids, starts << np.uint64(32)).tolist()
+        for index, split in enumerate(self.plan.previous_splits):
+            here = slice(bounds[index], bounds[index + 1])
+            if here.start == here.stop:
+                continue
+            is_dropped, ids[here] = _find_representatives(split, index, ids[here])
+            if Rule.from_config(self.config) is None:
+                is_dropped[:] = False
+            scores[here] = np.where(is_dropped, LEFT_OUT, np.inf)
 
     def count_batches(self) -> int:
         """Return the number of batches of `clusters`: one for each task of fuzzy_dedup."""
@@ -366,47 +325,6 @@ class FuzzyClusters(PartitionPhase):
             return Counters()
         merged = self.folder.record(self.clusters.name)["counters"]
         return super().sum_of_records() + Counters.from_json(merged)
-
-
-def _write_clusters(
-    path: str,
-    ids: NDArray[np.uint64],
-    roots: NDArray[np.int64],
-    was_pair: NDArray[np.bool_],
-    first_own_id: int,
-) -> Counters:
-    """Write the clusters of two or more documents in batches, and count them and their documents.
-
-    Args:
-        path: of the file.
-        ids: (n,) documents, cluster after cluster, in the order of preference.
-        roots: (n,) a number for each cluster.
-        was_pair: (n,) whether the cluster was found as one pair of similar documents.
-        first_own_id: ids below it belong to previous runs.
-    """
-    bounds = np.append(np.flatnonzero(np.diff(roots, prepend=-1)), len(roots))
-    sizes = np.diff(bounds)
-    is_previous = np.append(0, np.cumsum(ids < first_own_id))
-    num_previous = np.diff(is_previous[bounds])
-    is_written = (sizes > 1) & (num_previous < sizes)
-    offsets = np.append(0, np.cumsum(sizes[is_written]))
-    columns = [
-        pa.LargeListArray.from_arrays(
-            pa.array(offsets), pa.array(ids[np.repeat(is_written, sizes)])
-        ),
-        pa.array(num_previous[is_written].astype(np.uint32)),
-        pa.array((was_pair[bounds[:-1]] & (sizes == 2))[is_written]),
-    ]
-    clusters = pa.record_batch(columns, schema=CLUSTERS)
-    # The task of a cluster follows from the number of documents before it.
-    tasks = offsets[:-1] // MAX_MEMBERS_PER_TASK
-    starts = np.append(np.flatnonzero(np.diff(tasks, prepend=-1)), len(tasks))
-    with pa.ipc.new_file(path, CLUSTERS) as file:
-        for start, end in itertools.pairwise(starts.tolist()):
-            file.write_batch(clusters.slice(start, end - start))
-    counters = Counters()
-    counters.add("clusters", clusters.num_rows)
-    return counters
 
 
 def _find_representatives(

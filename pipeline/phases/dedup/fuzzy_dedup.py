@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.fuzzy_clusters import (
     MAX_MEMBERS_PER_TASK,
     FuzzyClusters,
@@ -30,7 +31,7 @@ from pipeline.phases.dedup.fuzzy_clusters import (
     read_batch,
     read_ngrams_of_groups,
 )
-from pipeline.phases.phase import Artifact, MergedArtifact, PartitionPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.hash_partitions import name_partitions
 from stages.contract import Counters
@@ -62,7 +63,12 @@ class FuzzyDedup(PartitionPhase):
 
     reads = (Annotate.ngrams,)  # of clusters of three and more documents: an upper bound
     amounts = {"clustered": "clustered"}
-    cost = TaskCost(grows_with="clustered", held_bytes=100, driver_bytes=16)
+    cost = TaskCost(
+        grows_with="clustered",
+        held_bytes=100,
+        # per document to drop: its id, its representative, and its place when they are sorted
+        driver_bytes=24,
+    )
 
     @classmethod
     def estimate_num_tasks(
@@ -137,29 +143,32 @@ class FuzzyDedup(PartitionPhase):
         """Sort the documents to drop into the splits."""
         if self.config.fuzzy_dedup is None:
             return
-        dropped = np.concatenate([np.empty((0, 2), np.uint64), *self._read_dropped()])
-        dropped = dropped[np.argsort(dropped[:, 0])]
+        documents, kept = self._read_dropped(0), self._read_dropped(1)
+        order = np.argsort(documents)
         sources = np.arange(len(self.plan.splits) + 1) + len(self.plan.previous_splits)
-        bounds = np.searchsorted(dropped[:, 0], sources.astype(np.uint64) << np.uint64(32))
+        first_ids = sources.astype(np.uint64) << np.uint64(32)
+        bounds = np.searchsorted(documents, first_ids, sorter=order)
         with self.folder.commit(self.near_duplicates.name) as output:
             path = output.path(self.near_duplicates.file_name)
             with pa.ipc.new_file(path, NEAR_DUPLICATES) as file:
                 for start, end in itertools.pairwise(bounds.tolist()):
-                    records, kept = dropped[start:end].T
-                    columns = [records.astype(np.uint32), self.doc_ids(kept)]
+                    rows = order[start:end]
+                    columns = [documents[rows].astype(np.uint32), self.doc_ids(kept[rows])]
                     file.write_batch(pa.record_batch(columns, schema=NEAR_DUPLICATES))
             counters = Counters()
-            counters.add("near_duplicates", len(dropped))
-            counters.add("representatives", len(np.unique(dropped[:, 1])))
+            counters.add("near_duplicates", len(documents))
+            del documents, order  # before `kept` is sorted
+            counters.add("representatives", _count_distinct(kept))
             output.record = {"counters": counters.to_json()}
 
-    def _read_dropped(self) -> list[NDArray[np.uint64]]:
-        """Return, per task, (n, 2) the documents to drop and their representatives."""
-        found: list[NDArray[np.uint64]] = []
+    def _read_dropped(self, column: int) -> NDArray[np.uint64]:
+        """Return the documents to drop of all tasks (column 0), or their representatives (1)."""
+        found = [np.empty(0, np.uint64)]
         for task_id in self.task_ids():
             batch = read_batch(self.folder.open(self.dropped.file_name(task_id)), 0)
-            found.append(np.stack([column.to_numpy() for column in batch], axis=1))
-        return found
+            # A copy, because the column refers to the whole batch.
+            found.append(batch[column].to_numpy().copy())
+        return np.concatenate(found)
 
     def sum_of_records(self) -> Counters:
         """Return the counters of the tasks and of the merge."""
@@ -184,3 +193,9 @@ def _keep_first(clusters: pa.RecordBatch) -> NDArray[np.uint64]:
     is_dropped = ranks >= np.repeat(num_kept, np.diff(starts))
     firsts = np.repeat(documents[starts[:-1]], np.diff(starts))
     return np.stack([documents, firsts], axis=1)[is_dropped]
+
+
+def _count_distinct(values: NDArray[np.uint64]) -> int:
+    """Return the number of different values, and sort them in place."""
+    values.sort()
+    return int(np.count_nonzero(values[1:] != values[:-1])) + bool(len(values))

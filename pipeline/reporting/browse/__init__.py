@@ -5,10 +5,9 @@ differences.py, domains.py, effects.py and histograms.py answer questions from t
 serves the answers to the page in assets/.
 
     with build_index(RunFolder.open("runs/ccnet")) as index:
-        serve(index, port=8000, announce=print)
+        server.serve(index, port=8000, announce=print)
 """
 
-from pipeline.reporting.browse.index import build_index
-from pipeline.reporting.browse.server import serve
+from pipeline.reporting.browse.index import Index, build_index
 
-__all__ = ["build_index", "serve"]
+__all__ = ["Index", "build_index"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.inputs.file_types import describe_place
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.registry import DECIDING_PHASES
@@ -34,8 +35,8 @@ def describe_document(index: Index, doc_id: int) -> dict[str, Any]:
     return {
         "doc_id": str(trace.doc_id),
         "url": trace.url,
-        "decision": trace.decision,
-        "is_kept": trace.decision == KEPT,
+        "decision": _describe_decision(trace),
+        "is_kept": trace.decision == KEPT and trace.retraction is None,
         "source": _describe_source(trace),
         "scores": _list_scores(index, trace),
         "lines": lines[:MAX_LINES],
@@ -48,9 +49,18 @@ def describe_document(index: Index, doc_id: int) -> dict[str, Any]:
     }
 
 
+def _describe_decision(trace: DocumentTrace) -> str:
+    if trace.retraction is None:
+        return trace.decision
+    return f"{trace.decision}, retracted {trace.retraction.recorded_at}"
+
+
 def _describe_source(trace: DocumentTrace) -> dict[str, Any]:
     names = ("title", "date", "language", "warc_file", "warc_offset", "original_num_chars")
-    return {name: trace.columns.get(name) for name in names}
+    source = {name: trace.columns.get(name) for name in names}
+    if source["warc_file"] is not None:
+        source["place"] = describe_place(source["warc_file"], source["warc_offset"])
+    return source
 
 
 def _list_scores(index: Index, trace: DocumentTrace) -> dict[str, float]:

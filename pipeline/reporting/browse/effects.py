@@ -17,7 +17,7 @@ from pipeline.phases.select import Select
 from pipeline.phases.tokenize import compute_order_keys
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.run_plan import RunPlan
-from pipeline.reporting.browse.index import Index, Names, take_rows
+from pipeline.reporting.browse.index import Index, Names, decode_languages, take_rows
 from pipeline.reporting.browse.search import UNKNOWN, describe_rows
 from pipeline.reporting.browse.texts import read_excerpts
 from pipeline.reporting.explain.trace import KEPT
@@ -47,7 +47,7 @@ class Effect:
     decisions: NDArray[np.int16]
     names: Sequence[str]
 
-    @cached_property
+    @property
     def is_kept(self) -> NDArray[np.bool_]:
         """Whether each document is kept, (num_scored,)."""
         return self.decisions == 0
@@ -79,10 +79,7 @@ class Effects:
         """The scored documents as the filters of select read them."""
         index = self._index
         documents = index.documents.slice(0, index.num_scored)
-        names = pa.array(index.names["language"].values, pa.string())
-        place = documents.schema.get_field_index("language")
-        languages = names.take(documents.column(place).combine_chunks())
-        return documents.set_column(place, "language", languages)
+        return decode_languages(documents, index.names)
 
     @cached_property
     def _plan(self) -> RunPlan:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.reporting.browse.effects import Effect
+from pipeline.phases.filter_phase import FilterPhase
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.limits import list_lines
 from pipeline.reporting.browse.search import UNKNOWN, check_score
@@ -29,8 +29,22 @@ NUM_AXIS_VALUES = 50_000
 LOG_RATIO = 8.0
 
 
+class Decided(Protocol):
+    """Documents that select has kept and dropped, and the phase with its limits."""
+
+    @property
+    def phase(self) -> FilterPhase:
+        """The phase, whose limits are drawn."""
+        ...
+
+    @property
+    def is_kept(self) -> NDArray[np.bool_]:
+        """Whether each document is kept, (num_scored,)."""
+        ...
+
+
 def describe_histograms(
-    index: Index, score: str, before: Effect, after: Effect
+    index: Index, score: str, before: Decided, after: Decided
 ) -> dict[str, Any]:
     """Return the histograms of a score in all languages together and in the largest ones.
 
@@ -44,14 +58,8 @@ def describe_histograms(
     check_score(index, score)
     values = index.read_numbers(score)[: index.num_scored].astype(np.float64)
     edges, is_log = find_edges(values, _list_limits(index, score, before, after))
-    is_valid = ~np.isnan(values)
-    bins = _find_bins(values[is_valid], edges, is_log)
-    languages = index.read_numbers("language")[: index.num_scored][is_valid]
-    sides = (before.is_kept * 2 + after.is_kept)[is_valid]
-    num_languages = len(index.names["language"].values)
-    places = (languages.astype(np.int64) * NUM_BINS + bins) * 4 + sides
-    counts = np.bincount(places, minlength=num_languages * NUM_BINS * 4)
-    by_language = counts.reshape(num_languages, NUM_BINS, 4)
+    sides = before.is_kept * 2 + after.is_kept
+    by_language = count_bins(index, score, edges, is_log, sides, 4)
     return {
         "score": score,
         "edges": edges.tolist(),
@@ -60,8 +68,39 @@ def describe_histograms(
     }
 
 
+def count_bins(
+    index: Index,
+    score: str,
+    edges: NDArray[np.float64],
+    is_log: bool,
+    sides: NDArray[np.int64],
+    num_sides: int,
+) -> NDArray[np.int64]:
+    """Return the scored documents by language, bin and side.
+
+    Args:
+        index: the index.
+        score: the column. Documents without it are not counted.
+        edges: (NUM_BINS + 1,) of the bins.
+        is_log: whether the edges are logarithmic.
+        sides: (num_scored,) a number for each document, such as 1 for those that are kept.
+        num_sides: the number of sides.
+
+    Returns:
+        (languages, NUM_BINS, num_sides), the languages in the order of `index.names`.
+    """
+    values = index.read_numbers(score)[: index.num_scored].astype(np.float64)
+    is_valid = ~np.isnan(values)
+    bins = _find_bins(values[is_valid], edges, is_log)
+    languages = index.read_numbers("language")[: index.num_scored][is_valid]
+    places = (languages.astype(np.int64) * NUM_BINS + bins) * num_sides + sides[is_valid]
+    num_languages = len(index.names["language"].values)
+    counts = np.bincount(places, minlength=num_languages * NUM_BINS * num_sides)
+    return counts.reshape(num_languages, NUM_BINS, num_sides)
+
+
 def _list_histograms(
-    index: Index, score: str, counts: NDArray[np.int64], before: Effect, after: Effect
+    index: Index, score: str, counts: NDArray[np.int64], before: Decided, after: Decided
 ) -> list[dict[str, Any]]:
     """Return the histograms, from counts of shape (languages, NUM_BINS, 4)."""
     names = [name or UNKNOWN for name in index.names["language"].values]
@@ -91,7 +130,7 @@ def _list_histograms(
     return found
 
 
-def _list_limits(index: Index, score: str, before: Effect, after: Effect) -> list[float]:
+def _list_limits(index: Index, score: str, before: Decided, after: Decided) -> list[float]:
     """Return the limits of a score in all languages."""
     limits: list[float] = []
     for language in (None, *index.names["language"].values):

@@ -8,8 +8,10 @@ The operating system keeps in memory as much of the file as it has room for.
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import tempfile
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,14 +24,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from config_files.reader import ConfigError
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.filter_phase import NOT_READ
 from pipeline.phases.select import Select
+from pipeline.phases.signal_percentiles import SignalPercentiles
+from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.trace import NOT_DECIDED
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from pipeline.runs.split_output import read_table
+from stages.filters.score import QUALITY_SCORE, Score
 from stages.warc.documents import extract_source_domains
+
+log = logging.getLogger(__name__)
 
 # Columns of annotate that are shown with one document only.
 NOT_INDEXED = {
@@ -46,6 +54,9 @@ DECIDED = ("doc_id", "decision", "value", "limit", "representative")
 
 # Stored as the number of a name: decisions, languages and domains repeat.
 NAMED = ("decision", "language", "source_domain")
+
+# Rows whose quality scores are computed at a time.
+SCORED_ROWS = 2**17
 
 # Reading is mostly decompression, which frees Python's lock.
 NUM_THREADS = 4
@@ -100,7 +111,7 @@ class Index:
 
     @cached_property
     def score_names(self) -> list[str]:
-        """The numeric columns that annotate has stored."""
+        """The numeric columns that annotate has stored, and the quality score."""
         found: list[str] = []
         for column in self.documents.schema:
             is_number = pa.types.is_floating(column.type) or pa.types.is_integer(
@@ -140,18 +151,25 @@ class Index:
 
 
 @contextlib.contextmanager
-def build_index(run: RunFolder) -> Generator[Index]:
+def build_index(
+    run: RunFolder, splits: Sequence[RunSplit] | None = None
+) -> Generator[Index]:
     """Copy the columns of all finished input splits into a scratch file, and yield the index.
+
+    Args:
+        run: the run.
+        splits: only these input splits of it.
 
     Raises:
         RunNotFound: extract has not finished an input split yet.
     """
+    splits = run.splits if splits is None else splits
     names = {column: Names() for column in NAMED}
     with tempfile.TemporaryDirectory(prefix="browse-") as folder:
         parts: list[pa.Table] = []
         for read in (_read_scored, _read_unscored):
             path = Path(folder) / f"{read.__name__}.arrow"
-            if _write_part(path, _read_splits(run, read), names):
+            if _write_part(path, _read_splits(run, splits, read), names):
                 with pa.memory_map(str(path)) as file:
                     parts.append(pa.ipc.open_file(file).read_all())
             else:
@@ -159,18 +177,84 @@ def build_index(run: RunFolder) -> Generator[Index]:
         if not any(part.num_columns for part in parts):
             raise RunNotFound(f"{run.run_dir}: extract has not finished an input split yet")
         documents = pa.concat_tables(parts, promote_options="default")
-        num_splits = len(run.folder(Extract.name).done())
+        documents = _add_quality_scores(run, documents, parts[0].num_rows, names)
+        num_splits = len(run.folder(Extract.name).done() & {split.key for split in splits})
         yield Index(run, documents, parts[0].num_rows, names, num_splits)
 
 
-def _read_splits(run: RunFolder, read: Any) -> Iterator[pa.Table]:
+def sample_splits(run: RunFolder, max_docs: int) -> Sequence[RunSplit]:
+    """Return every n-th input split, so that they have about max_docs documents or fewer."""
+    return run.splits[:: get_sampling_step(run, max_docs)]
+
+
+def get_sampling_step(run: RunFolder, max_docs: int) -> int:
+    """Return n, if every n-th input split is read; 1: all of them."""
+    counts = run.folder(Extract.name).summary()["counters"]["counts"]
+    return max(1, math.ceil(counts.get("documents", 0) / max_docs))
+
+
+def _add_quality_scores(
+    run: RunFolder, documents: pa.Table, num_scored: int, names: Mapping[str, Names]
+) -> pa.Table:
+    """Return the documents with their quality scores, if the run has any."""
+    scored = decode_languages(documents.slice(0, num_scored), names)
+    scores = _compute_quality_scores(run, scored)
+    if scores is None:
+        return documents
+    missing = pa.nulls(documents.num_rows - num_scored, scores.type)
+    column = pa.chunked_array([*scores.chunks, missing])
+    return documents.append_column(QUALITY_SCORE.name, column)
+
+
+def _compute_quality_scores(run: RunFolder, documents: pa.Table) -> pa.ChunkedArray | None:
+    """Return the quality score of each document, (n,) float64; null without any signal.
+
+    The scores do not depend on the limits of `select`.
+
+    Args:
+        run: the run.
+        documents: with the languages and the stored scores.
+
+    Returns:
+        None if the run has no quality score, or has not counted the signals yet.
+    """
+    is_off = SignalPercentiles.was_off(run.recorded_config)
+    if is_off or not run.has_finished(SignalPercentiles.name):
+        return None
+    try:
+        phase = Select(load_plan(run))
+    except ConfigError as error:  # the run of another version
+        log.warning("no quality scores are shown: %s", error)
+        return None
+    settings = phase.score_settings.model_copy(update={"min": None, "cuts": {}})
+    stage = Score(settings)
+    stage.open()
+    documents = documents.select(Score.required_columns(settings).names)
+    chunks: list[pa.Array] = []
+    for start in range(0, documents.num_rows, SCORED_ROWS):
+        scored = stage.apply(documents.slice(start, SCORED_ROWS)).kept
+        chunks.append(scored.column(QUALITY_SCORE.name).combine_chunks())
+    return pa.chunked_array(chunks, pa.float64())
+
+
+def decode_languages(documents: pa.Table, names: Mapping[str, Names]) -> pa.Table:
+    """Return documents of an index with the codes of their languages."""
+    codes = pa.array(names["language"].values, pa.string())
+    place = documents.schema.get_field_index("language")
+    languages = codes.take(documents.column(place).combine_chunks())
+    return documents.set_column(place, "language", languages)
+
+
+def _read_splits(
+    run: RunFolder, splits: Sequence[RunSplit], read: Any
+) -> Iterator[pa.Table]:
     """Yield a table for each input split that has one, in input order."""
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         # A few at a time: `map` alone would read every split before the first is written.
         step = 4 * NUM_THREADS
-        for start in range(0, len(run.splits), step):
-            splits = run.splits[start : start + step]
-            for table in threads.map(lambda split: read(run, split), splits):
+        for start in range(0, len(splits), step):
+            some = splits[start : start + step]
+            for table in threads.map(lambda split: read(run, split), some):
                 if table is not None:
                     yield table
 

@@ -16,6 +16,7 @@ from pipeline.config import RunConfig
 from pipeline.phases.filter_phase import FilterPhase
 from stages.filters.classifiers import score_column
 from stages.filters.quality.rules import RULES
+from stages.filters.score import QUALITY_SCORE
 from stages.settings.base import find_limit
 from stages.settings.filters import (
     ClassifiersFilterSettings,
@@ -23,6 +24,7 @@ from stages.settings.filters import (
     PerplexityFilterSettings,
 )
 from stages.settings.quality import QualityFilterSettings
+from stages.settings.score import ScoreSettings
 
 PERCENTILES = "select.perplexity.percentiles"
 
@@ -67,7 +69,7 @@ class Line:
 def list_limits(config: RunConfig, score_names: Collection[str]) -> list[Limit]:
     """Return the limits of the sections of select that are on, of stored scores only."""
     limits = [*_of_language(config), *_of_perplexity(config), *_of_classifiers(config)]
-    limits += _of_quality(config)
+    limits += [*_of_quality(config), *_of_score(config)]
     return [limit for limit in limits if limit.score in score_names]
 
 
@@ -125,6 +127,14 @@ def _of_quality(config: RunConfig) -> Iterator[Limit]:
             yield Limit(key, rule.signal, one, bounds, True, is_whole)
 
 
+def _of_score(config: RunConfig) -> Iterator[Limit]:
+    chosen = config.select.score
+    if chosen is not None:
+        name = QUALITY_SCORE.name
+        yield Limit("select.score.keep_top", name, chosen.keep_top, (0.01, 1), True)
+        yield Limit("select.score.min", name, chosen.min, (0, 1), True)
+
+
 def list_overrides(limits: Sequence[Limit], changes: Mapping[str, str]) -> list[str]:
     """Return changed limits as overrides of the config, `key.of.key=value`.
 
@@ -177,6 +187,9 @@ def list_lines(phase: FilterPhase, score: str, language: str | None) -> list[Lin
             lines += _draw_classifiers(settings, score, language)
         elif isinstance(settings, QualityFilterSettings):
             lines += _draw_quality(settings, score, language)
+        elif isinstance(settings, ScoreSettings) and score == QUALITY_SCORE.name:
+            lines += _draw("min", settings.min, language)
+            lines += _draw("keep_top from", settings.cuts.get(language or ""), language)
     return lines
 
 

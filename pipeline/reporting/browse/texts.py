@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import Artifact
 from pipeline.reporting.browse.index import Index
 from pipeline.runs.run_folder import RunFolder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.exact_dedup import ExactDedup
@@ -23,10 +23,14 @@ from pipeline.reporting.explain.trace import (
     DocumentTrace,
     RemovedParagraphs,
     RepeatedSpan,
+    RetractionNote,
     Row,
     RuleReport,
+    ShardLocation,
 )
+from pipeline.retraction.retracted import read_retracted
 from pipeline.runs.run_folder import RunFolder, RunNotFound
+from stages.mixing.mix import COPY_SHIFT, NUM_COPIES
 
 # The files that hold a row per document, in the order in which they are written.
 STORED = (
@@ -37,7 +41,7 @@ STORED = (
     Select.decisions,
 )
 
-DOCUMENTS, DECISIONS = "documents", "decisions"
+DOCUMENTS, DECISIONS, SCORES = "documents", "decisions", "scores"
 
 # (phase, kind of file) -> the row of the document.
 Rows = Mapping[tuple[str, str], Row]
@@ -84,7 +88,16 @@ def _trace_document(run: RunFolder, doc_id: int) -> DocumentTrace | None:
             if row.get("representative") is not None
         },
         location=find_in_shards(run, doc_id) if decision == KEPT else None,
+        retraction=_find_retraction(run, doc_id),
+        copies=tuple(_find_copies(run, doc_id, rows)),
     )
+
+
+def _find_retraction(run: RunFolder, doc_id: int) -> RetractionNote | None:
+    record = read_retracted(run).find(doc_id)
+    if record is None:
+        return None
+    return RetractionNote(record.recorded_at, record.reason, record.requested_by)
 
 
 def _read_stored_rows(run: RunFolder, doc_id: int) -> Rows:
@@ -92,12 +105,24 @@ def _read_stored_rows(run: RunFolder, doc_id: int) -> Rows:
     if index >= len(run.splits):
         return {}
     rows: dict[tuple[str, str], Row] = {}
-    for artifact in STORED:
+    selection = run.recorded_config.get(Select.section) or {}
+    has_scores = any(selection.get(key) is not None for key in ("score", "mix"))
+    for artifact in (*STORED, Select.scores) if has_scores else STORED:
         file_name = artifact.file_name(run.splits[index].key)
         row = read_row(run.folder(artifact.phase), file_name, doc_id)
-        if row:
+        # The text of a retracted document may have been removed.
+        if row and row.get("text") != "":
             rows[artifact.phase, artifact.kind] = row
     return rows
+
+
+def _find_copies(run: RunFolder, doc_id: int, rows: Rows) -> Iterator[ShardLocation]:
+    """Yield where the copies of a document are stored, without the first one."""
+    num_copies = rows.get((Select.name, SCORES), {}).get(NUM_COPIES.name, 1)
+    for number in range(1, num_copies):
+        location = find_in_shards(run, doc_id + (number << COPY_SHIFT))
+        if location is not None:
+            yield location
 
 
 def _find_decision(rows: Rows) -> str:

@@ -14,23 +14,35 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.select import Select
 from pipeline.planning.previous_runs import find_owner
 from pipeline.reporting.explain.trace import OtherDocument, Row, ShardLocation
+from pipeline.retraction.records import find_recorded_ids
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_matching_rows
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
+from stages.mixing.mix import COPY_SHIFT
+from stages.settings.quality import MAX_COPIES
 
 
 def find_doc_ids(run: RunFolder, key: str) -> Iterator[int]:
-    """Yield the ids of the documents with this doc_id or URL. A crawl may hold a URL repeatedly."""
+    """Yield the ids of the documents with this doc_id or URL. A crawl may hold a URL repeatedly.
+
+    The id of a copy is that of its document.
+    """
     if key.isdecimal():
-        yield int(key)
+        copy = int(key) >> COPY_SHIFT
+        yield int(key) - (copy << COPY_SHIFT) if copy < MAX_COPIES else int(key)
         return
+    found: set[int] = set()
     for split in run.splits:
         for artifact in (Extract.documents, Extract.decisions):
             with contextlib.suppress(FileNotFoundError):  # the split is not extracted yet
                 name = artifact.file_name(split.key)
                 rows = read_rows(run.folder(Extract.name), name, "url", key, ["doc_id"])
-                yield from rows.column("doc_id").to_pylist()
+                doc_ids = rows.column("doc_id").to_pylist()
+                found.update(doc_ids)
+                yield from doc_ids
+    # The URL of a retracted document may have been removed.
+    yield from sorted(find_recorded_ids(run, key) - found)
 
 
 def read_rows(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from pipeline.inputs.file_types import describe_place
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
@@ -20,11 +21,13 @@ from pipeline.reporting.explain.trace import (
     OtherDocument,
     RemovedParagraphs,
     RepeatedSpan,
+    RetractionNote,
     Row,
     RuleReport,
 )
 from stages.filters.lines import Lines
 from stages.filters.score import QUALITY_SCORE
+from stages.mixing.mix import MIX_PERCENTILE, NUM_COPIES, QUALITY_BIN
 
 LABEL_WIDTH = 17
 INDENT = " " * LABEL_WIDTH
@@ -92,6 +95,8 @@ def _format_phases(trace: DocumentTrace) -> Iterator[str]:
             yield from _format_decision(trace, phase, decided)
     if trace.decision == KEPT:
         yield from _format_location(trace)
+    if trace.retraction is not None:
+        yield from _format_retraction(trace.retraction)
 
 
 def _label(name: str) -> str:
@@ -100,8 +105,8 @@ def _label(name: str) -> str:
 
 def _format_extracted(row: Row) -> Iterator[str]:
     yield (
-        f"{_label(Extract.name)}{row['warc_file']} at byte {row['warc_offset']}, {row['date']}, "
-        f"title {row['title']!r}"
+        f"{_label(Extract.name)}{describe_place(row['warc_file'], row['warc_offset'])}, "
+        f"{row['date'] or 'no date'}, title {row['title']!r}"
     )
     yield (
         f"{INDENT}{row['original_num_chars']:,} characters in "
@@ -224,6 +229,8 @@ def _format_decision(trace: DocumentTrace, phase: str, decided: Row) -> Iterator
     if decided["decision"] == KEPT:
         bucket = decided.get("bucket")
         yield f"{_label(phase)}kept{f', bucket {bucket}' if bucket else ''}"
+        if phase == Select.name and trace.columns.get(NUM_COPIES.name) is not None:
+            yield INDENT + _format_copies(trace.columns)
     else:
         yield f"{_label(phase)}dropped: {decided['decision']}{format_values(decided)}"
     other = trace.representatives.get(phase)
@@ -233,6 +240,17 @@ def _format_decision(trace: DocumentTrace, phase: str, decided: Row) -> Iterator
         yield f"{INDENT}{kind} of document {_format_other(other)}"
     if phase == Select.name:
         yield from _format_rules(trace, phase)
+
+
+def _format_copies(columns: Row) -> str:
+    """Describe the quality bin of a kept document."""
+    num_copies = columns[NUM_COPIES.name]
+    plural = "" if num_copies == 1 else "s"
+    return (
+        f"stored {num_copies} time{plural}: percentile "
+        f"{columns[MIX_PERCENTILE.name]:.4g} of its language, quality bin "
+        f"{columns[QUALITY_BIN.name]}"
+    )
 
 
 def _format_other(other: OtherDocument) -> str:
@@ -246,6 +264,12 @@ def _format_other(other: OtherDocument) -> str:
     return text
 
 
+def _format_retraction(note: RetractionNote) -> Iterator[str]:
+    by = f", requested by {note.requested_by}" if note.requested_by else ""
+    yield f"{_label('retracted')}{note.recorded_at}{by}: {note.reason}"
+    yield f"{INDENT}the loader masks its tokens; exports leave it out"
+
+
 def _format_location(trace: DocumentTrace) -> Iterator[str]:
     location = trace.location
     if location is None:
@@ -256,3 +280,5 @@ def _format_location(trace: DocumentTrace) -> Iterator[str]:
         f"in sample {location.sample}"
     )
     yield f"{INDENT}{location.num_tokens:,} tokens from token {location.token_start:,} of the shard"
+    for copy in trace.copies:
+        yield f"{INDENT}also {copy.shard}, document {copy.row}, in sample {copy.sample}"

@@ -109,6 +109,15 @@ class ShardLocation:
 
 
 @dataclass(frozen=True)
+class RetractionNote:
+    """The request that retracted a document (docs/retraction.md)."""
+
+    recorded_at: str
+    reason: str
+    requested_by: str
+
+
+@dataclass(frozen=True)
 class DocumentTrace:
     """Everything that a run has stored about one document.
 
@@ -121,6 +130,8 @@ class DocumentTrace:
         rules: phase -> its rules.
         representatives: phase -> the document that is kept in place of this one.
         location: None if the document was dropped or not written yet.
+        retraction: the request that retracted it, or None.
+        copies: where its other copies are stored, with `select.mix`.
     """
 
     doc_id: int
@@ -133,3 +144,5 @@ class DocumentTrace:
     rules: Mapping[str, RuleReport]
     representatives: Mapping[str, OtherDocument]
     location: ShardLocation | None
+    retraction: RetractionNote | None = None
+    copies: tuple[ShardLocation, ...] = ()

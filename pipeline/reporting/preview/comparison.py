@@ -18,17 +18,20 @@ from pipeline.phases.cuts import Cut
 from pipeline.phases.tokenize import TokenizeDocuments, compute_order_keys
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.trace import KEPT
+from pipeline.reporting.kept_documents import read_num_tokens
 from pipeline.runs.run_folder import RunFolder, RunSplit
+from stages.mixing.mix import NUM_COPIES, QUALITY_BIN
 
 NUM_EXAMPLES = 10
 EXCERPT_CHARS = 100
 
-GROUP_KEYS = ["language", "before", "after"]
+GROUP_KEYS = ["language", "before", "after", "bin_before", "bin_after"]
+SUMS = ["num_chars", "num_tokens", "tokens_before", "tokens_after", "chars_after"]
 
 
 @dataclass(frozen=True)
 class Amount:
-    """A number of documents, with their characters and tokens."""
+    """A number of documents, with their characters, and the tokens of all their copies."""
 
     num_docs: int = 0
     num_chars: int = 0
@@ -77,6 +80,7 @@ class Preview:
         is_tokenized: whether the run has token counts; otherwise all of them are 0.
         newly_kept: their tokens are estimated, because they were never tokenized.
         languages: language -> kept before and after, largest first.
+        bins: quality bin -> kept before and after, best last; empty without `select.mix`.
         reasons: drop reason -> documents dropped by select before and after.
         cuts: limits that select takes from the scores of the run, before and after.
         examples_kept: newly kept documents, with the rule that dropped them. Drawn at random, but
@@ -93,6 +97,7 @@ class Preview:
     newly_kept: Amount
     newly_dropped: Amount
     languages: Mapping[str, tuple[Amount, Amount]]
+    bins: Mapping[str, tuple[Amount, Amount]]
     reasons: Mapping[str, tuple[int, int]]
     cuts: tuple[CutChange, ...]
     examples_kept: tuple[Example, ...]
@@ -106,11 +111,13 @@ def to_json(found: Preview) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """Documents of one language with the same decisions."""
+    """Documents of one language with the same decisions and quality bins."""
 
     language: str
     was_kept: bool
     is_kept: bool
+    bin_before: str | None
+    bin_after: str | None
 
 
 class _Sample:
@@ -140,7 +147,7 @@ class Comparison:
     """Sums over the splits of a run. Memory does not grow with their number."""
 
     run: RunFolder
-    _amounts: dict[_Group, Amount] = field(default_factory=dict[_Group, Amount])
+    _sums: dict[_Group, Counter[str]] = field(default_factory=dict[_Group, Counter[str]])
     _decisions: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     _newly_kept: _Sample = field(default_factory=_Sample)
     _newly_dropped: _Sample = field(default_factory=_Sample)
@@ -157,11 +164,15 @@ class Comparison:
                 "language": pc.fill_null(after.column("language"), "unknown"),
                 "before": was_kept,
                 "after": is_kept,
+                "bin_before": before.column(QUALITY_BIN.name),
+                "bin_after": after.column(QUALITY_BIN.name),
+                "copies_before": before.column(NUM_COPIES.name),
+                "copies_after": after.column(NUM_COPIES.name),
                 "num_chars": after.column("num_chars"),
-                "num_tokens": self._read_num_tokens(split, before.column("doc_id")),
+                "num_tokens": read_num_tokens(self.run, split, before.column("doc_id")),
             }
         )
-        self._add_amounts(documents)
+        self._add_sums(documents)
         self._add_decisions(before.column("decision"), after.column("decision"))
         self._newly_kept.add(before.filter(pc.and_not(is_kept, was_kept)))
         self._newly_dropped.add(after.filter(pc.and_not(was_kept, is_kept)))
@@ -178,9 +189,13 @@ class Comparison:
         cuts: tuple[CutChange, ...],
     ) -> Preview:
         """Return the preview."""
-        amounts = {group: self._estimate_tokens(group) for group in self._amounts}
-        before = {group: amount for group, amount in amounts.items() if group.was_kept}
-        after = {group: amount for group, amount in amounts.items() if group.is_kept}
+        before: dict[_Group, Amount] = {}
+        after: dict[_Group, Amount] = {}
+        for group, sums in self._sums.items():
+            if group.was_kept:
+                before[group] = _make_amount(sums, sums["tokens_before"])
+            if group.is_kept:
+                after[group] = _make_amount(sums, self._estimate_tokens(group))
         return Preview(
             run_dir=str(self.run.run_dir),
             changes=changes,
@@ -193,6 +208,7 @@ class Comparison:
                 before[group] for group in before if not group.is_kept
             ),
             languages=_compare_languages(before, after),
+            bins=_compare_bins(before, after),
             reasons=self._count_reasons(),
             cuts=cuts,
             examples_kept=tuple(self._read_example(row) for row in self._newly_kept.rows),
@@ -201,27 +217,24 @@ class Comparison:
             ),
         )
 
-    def _read_num_tokens(
-        self, split: RunSplit, doc_ids: pa.ChunkedArray
-    ) -> pa.ChunkedArray:
-        """Return the tokens of each document, (n,) int64, null if it was not tokenized."""
-        if not self.is_tokenized:
-            return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
-        file_name = TokenizeDocuments.documents.file_name(split.key)
-        with self.run.folder(TokenizeDocuments.name).open(file_name) as source:
-            index = pa.ipc.open_file(source).read_all().select(["doc_id", "num_tokens"])
-            tokenized = index.column("doc_id").combine_chunks()
-            positions = pc.index_in(doc_ids, value_set=tokenized)
-            return index.column("num_tokens").take(positions)
-
-    def _add_amounts(self, documents: pa.Table) -> None:
-        sums = [("num_chars", "count"), ("num_chars", "sum"), ("num_tokens", "sum")]
+    def _add_sums(self, documents: pa.Table) -> None:
+        copies = {
+            "tokens_before": ("num_tokens", "copies_before"),
+            "tokens_after": ("num_tokens", "copies_after"),
+            "chars_after": ("num_chars", "copies_after"),
+        }
+        for name, (amount, number) in copies.items():
+            factors = pc.cast(documents.column(number), pa.int64())
+            total = pc.multiply(documents.column(amount), factors)
+            documents = documents.append_column(name, total)
+        sums = [("num_chars", "count"), *((name, "sum") for name in SUMS)]
         grouped = documents.group_by(GROUP_KEYS, use_threads=False).aggregate(sums)
         for row in grouped.to_pylist():
-            group = _Group(row["language"], row["before"], row["after"])
-            num_tokens = row["num_tokens_sum"] or 0
-            amount = Amount(row["num_chars_count"], row["num_chars_sum"], num_tokens)
-            self._amounts[group] = self._amounts.get(group, Amount()) + amount
+            group = _Group(*(row[name] for name in GROUP_KEYS))
+            found = self._sums.setdefault(group, Counter())
+            found["num_docs"] += row["num_chars_count"]
+            for name in SUMS:
+                found[name] += row[f"{name}_sum"] or 0
 
     def _add_decisions(self, before: pa.ChunkedArray, after: pa.ChunkedArray) -> None:
         pairs = pa.table({"before": before, "after": after})
@@ -238,21 +251,23 @@ class Comparison:
         reasons = sorted((before.keys() | after.keys()) - {KEPT})
         return {reason: (before[reason], after[reason]) for reason in reasons}
 
-    def _estimate_tokens(self, group: _Group) -> Amount:
-        """Return the amount of a group, with estimated tokens if they were never counted.
+    def _estimate_tokens(self, group: _Group) -> int:
+        """Return the tokens of a group after the change, estimated if they were never counted.
 
-        The estimate is num_chars times the tokens per character of the kept documents of the
-        language, or of all kept documents if the language has none.
+        The estimate is the number of characters times the tokens per character of the kept
+        documents of the language, or of all kept documents if the language has none.
         """
-        amount = self._amounts[group]
+        sums = self._sums[group]
         if group.was_kept or not self.is_tokenized:
-            return amount
-        counted = {other: self._amounts[other] for other in self._amounts if other.was_kept}
-        known = _sum_language(group.language, counted)
-        if not known.num_chars:
-            known = _sum_amounts(counted.values())
-        num_tokens = round(amount.num_chars * known.num_tokens / max(1, known.num_chars))
-        return Amount(amount.num_docs, amount.num_chars, num_tokens)
+            return sums["tokens_after"]
+        counted = [other for other in self._sums if other.was_kept]
+        known = self._sum_up(each for each in counted if each.language == group.language)
+        if not known["num_chars"]:
+            known = self._sum_up(counted)
+        return round(sums["chars_after"] * known["num_tokens"] / max(1, known["num_chars"]))
+
+    def _sum_up(self, groups: Iterable[_Group]) -> Counter[str]:
+        return sum((self._sums[group] for group in groups), Counter[str]())
 
     def _read_example(self, decision: Mapping[str, Any]) -> Example:
         doc_id = int(decision["doc_id"])
@@ -279,6 +294,28 @@ def compare_cuts(before: Iterable[Cut], after: Iterable[Cut]) -> tuple[CutChange
     return tuple(
         CutChange(*key, old.get(key), new.get(key)) for key in dict.fromkeys([*new, *old])
     )
+
+
+def _make_amount(sums: Counter[str], num_tokens: int) -> Amount:
+    return Amount(sums["num_docs"], sums["num_chars"], num_tokens)
+
+
+def _compare_bins(
+    before: Mapping[_Group, Amount], after: Mapping[_Group, Amount]
+) -> dict[str, tuple[Amount, Amount]]:
+    named = [each.bin_before for each in before] + [each.bin_after for each in after]
+    labels = {label for label in named if label is not None}
+    pairs: dict[str, tuple[Amount, Amount]] = {}
+    for label in sorted(labels, key=_find_start):
+        pairs[label] = (
+            _sum_amounts(before[each] for each in before if each.bin_before == label),
+            _sum_amounts(after[each] for each in after if each.bin_after == label),
+        )
+    return pairs
+
+
+def _find_start(label: str) -> float:
+    return float(label.partition("-")[0])
 
 
 def _compare_languages(

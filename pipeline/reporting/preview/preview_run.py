@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
+from pipeline.config.changes import Changes, list_changes
 from pipeline.errors import RunAborted, TaskFailed
 from pipeline.execution.task import run_task
 from pipeline.phases import registry
@@ -18,6 +20,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
+from pipeline.phases.mixing.mix_percentiles import MixPercentiles
 from pipeline.phases.percentiles import Percentiles
 from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
@@ -25,17 +28,19 @@ from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.run_plan import RunPlan
+from pipeline.reporting.explain.trace import KEPT
 from pipeline.reporting.preview.comparison import Comparison, Preview, compare_cuts
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
-from pipeline.runs.split_output import read_table
-from storage import open_store
-
-# Config key -> value before and after.
-Changes = Mapping[str, tuple[Any, Any]]
+from pipeline.runs.split_output import DECISIONS, read_table
+from stages.mixing.mix import NUM_COPIES, QUALITY_BIN
+from storage import Store, open_store
 
 # Sections of the config that can be changed: `select`, and those that change no output.
 FREE_SECTIONS = ("select", "engine", "report", "storage")
+
+# The phases that a preview runs, into a temporary folder.
+REPEATED_PHASES = ("signal_percentiles", "percentiles", "mix_percentiles", "select")
 
 
 def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
@@ -57,13 +62,13 @@ def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
             )
     stored, changed = run.change_config(), run.change_config(overrides)
     changes = dict(
-        _list_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json"))
+        list_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json"))
     )
     _check_only_select(changes)
     comparison = Comparison(run)
     with _open_select(run, changed) as phase:
         for split, decisions in zip(run.splits, _select_again(run, phase), strict=True):
-            before = read_decisions(run.folder(Select.name), split)
+            before = read_decisions(run.folder(Select.name), stored, split)
             comparison.add(split, before, decisions)
         old_cuts = Select.read_cuts(run.folder(Select.name))
         cuts = compare_cuts(old_cuts, phase.compute_cuts())
@@ -78,7 +83,8 @@ def select_again(run: RunFolder, config: RunConfig) -> Iterator[pa.Table]:
         RunAborted: a task failed.
     """
     with _open_select(run, config) as phase:
-        yield from _select_again(run, phase)
+        for decisions in _select_again(run, phase):
+            yield decisions.select(DECISIONS.names)
 
 
 @contextlib.contextmanager
@@ -86,16 +92,13 @@ def _open_select(run: RunFolder, config: RunConfig) -> Generator[Select]:
     """Yield the phase select under this config, in a temporary folder, ready to run its tasks."""
     plan = load_plan(run, config)
     with tempfile.TemporaryDirectory(prefix="preview-") as scratch:
-        root = open_store(scratch)
-        signals = _SignalsIntoFolder(plan, PhaseFolder(root.child("signal_percentiles")))
-        folder = PhaseFolder(root.child("percentiles"))
-        percentiles = _PercentilesIntoFolder(plan, folder, signals)
-        folder = PhaseFolder(root.child("select"))
-        phase = _SelectIntoFolder(plan, folder, signals, percentiles)
+        values = {each.name: getattr(plan, each.name) for each in fields(plan)}
+        plan = _ScratchPlan(**values, scratch=open_store(scratch))
+        phase = Select(plan)
         try:
-            for counting in (signals, percentiles):
+            for counting in (SignalPercentiles, Percentiles, MixPercentiles):
                 if counting.is_enabled(config):
-                    _count_scores(run, counting)
+                    _count_scores(run, counting(plan))
             phase.folder.begin()
             phase.prepare_tasks()
         except (ValueError, TaskFailed) as error:
@@ -104,7 +107,20 @@ def _open_select(run: RunFolder, config: RunConfig) -> Generator[Select]:
         yield phase
 
 
-def _count_scores(run: RunFolder, phase: SignalPercentiles | Percentiles) -> None:
+@dataclass(frozen=True)
+class _ScratchPlan(RunPlan):
+    """The plan of a run, with select and the phases that count scores in other folders."""
+
+    scratch: Store = field(kw_only=True)
+
+    def folder(self, name: str) -> PhaseFolder:
+        """Return the folder of a phase's outputs."""
+        if name in REPEATED_PHASES:
+            return PhaseFolder(self.scratch.child(name))
+        return super().folder(name)
+
+
+def _count_scores(run: RunFolder, phase: SplitPhase) -> None:
     """Run a phase that has nothing but counters on all splits."""
     phase.folder.begin()
     phase.prepare_tasks()
@@ -117,7 +133,7 @@ def _count_scores(run: RunFolder, phase: SignalPercentiles | Percentiles) -> Non
 def _select_again(run: RunFolder, phase: Select) -> Iterator[pa.Table]:
     for split in run.splits:
         _run_task(run, phase, split)
-        yield read_decisions(phase.folder, split)
+        yield read_decisions(phase.folder, phase.config, split)
         # Only one split's files are on the disk at a time.
         for artifact in (Select.decisions, Select.scores):
             path = phase.folder.path(artifact.file_name(split.key))
@@ -130,82 +146,27 @@ def _run_task(run: RunFolder, phase: SplitPhase, split: RunSplit) -> None:
         raise RunAborted(f"{run.run_dir}, input split {split.key}: {result.failed}")
 
 
-def read_decisions(folder: PhaseFolder, split: RunSplit) -> pa.Table:
-    """Read the decisions of select on a split, sorted by document."""
-    return read_table(folder.open(Select.decisions.file_name(split.key)))
+def read_decisions(folder: PhaseFolder, config: RunConfig, split: RunSplit) -> pa.Table:
+    """Read the decisions of select on a split, sorted by document, with their bins and copies.
 
+    Dropped documents have no bin and no copies. Without `select.mix`, kept ones have no bin and one
+    copy.
 
-class _SignalsIntoFolder(SignalPercentiles):
-    """The phase signal_percentiles with another output folder."""
-
-    def __init__(self, plan: RunPlan, folder: PhaseFolder) -> None:
-        super().__init__(plan)
-        self._folder = folder
-
-    @property
-    def folder(self) -> PhaseFolder:
-        """The output folder."""
-        return self._folder
-
-
-class _PercentilesIntoFolder(Percentiles):
-    """The phase percentiles with another output folder, and other counts of signals."""
-
-    def __init__(
-        self, plan: RunPlan, folder: PhaseFolder, signals: SignalPercentiles
-    ) -> None:
-        super().__init__(plan)
-        self._folder, self._signals = folder, signals
-
-    @property
-    def folder(self) -> PhaseFolder:
-        """The output folder."""
-        return self._folder
-
-    def signal_percentiles(self) -> SignalPercentiles:
-        """Return the phase that has counted the signals."""
-        return self._signals
-
-
-class _SelectIntoFolder(Select):
-    """The phase select with another output folder, and other counts of scores."""
-
-    def __init__(
-        self,
-        plan: RunPlan,
-        folder: PhaseFolder,
-        signals: SignalPercentiles,
-        percentiles: Percentiles,
-    ) -> None:
-        super().__init__(plan)
-        self._folder, self._signals, self._percentiles = folder, signals, percentiles
-
-    @property
-    def folder(self) -> PhaseFolder:
-        """The output folder."""
-        return self._folder
-
-    def signal_percentiles(self) -> SignalPercentiles:
-        """Return the phase that has counted the signals."""
-        return self._signals
-
-    def percentiles(self) -> Percentiles:
-        """Return the phase that has counted the scores."""
-        return self._percentiles
-
-
-def _list_changes(
-    before: Any, after: Any, key: str = ""
-) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the keys whose values differ, the innermost ones that both configs have."""
-    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
-        if before != after:
-            yield key, (before, after)
-        return
-    names = dict.fromkeys([*before, *after])  # in order, each once
-    for name in names:
-        inner_key = f"{key}.{name}" if key else name
-        yield from _list_changes(before.get(name), after.get(name), inner_key)
+    Args:
+        folder: of select.
+        config: with which select has run.
+        split: the split.
+    """
+    decisions = read_table(folder.open(Select.decisions.file_name(split.key)))
+    bins = pa.nulls(decisions.num_rows, QUALITY_BIN.type)
+    copies = pc.cast(pc.equal(decisions.column("decision"), KEPT), NUM_COPIES.type)
+    if config.select.mix is not None:
+        scores = read_table(folder.open(Select.scores.file_name(split.key)))
+        ids = scores.column("doc_id").combine_chunks()
+        rows = pc.index_in(decisions.column("doc_id"), value_set=ids)
+        bins = scores.column(QUALITY_BIN.name).take(rows)
+        copies = pc.fill_null(scores.column(NUM_COPIES.name).take(rows), 0)
+    return decisions.append_column(QUALITY_BIN, bins).append_column(NUM_COPIES, copies)
 
 
 def _check_only_select(changes: Changes) -> None:

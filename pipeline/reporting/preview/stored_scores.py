@@ -16,6 +16,8 @@ from functools import cached_property
 import pyarrow as pa
 
 from pipeline.config import RunConfig
+from pipeline.phases.filter_phase import FilterPhase
+from pipeline.phases.mixing.settings import list_topics
 from pipeline.phases.percentiles import Percentiles, count_scores
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
@@ -24,6 +26,7 @@ from stages.contract import DROPPED
 from stages.counters import Counters
 from stages.filters.classifiers import ClassifiersFilter
 from stages.filters.score import Score
+from stages.mixing.mix import Mix, count_groups
 from stages.settings.filters import PerplexityFilterSettings
 
 
@@ -56,12 +59,25 @@ class SelectInMemory(Select):
             count_scores(counters, self.config, kept)
         return counters
 
+    def count_mix(self) -> Counters:
+        """Return the scores that `mix` takes its percentiles from, as mix_percentiles counts them.
+
+        The tokens of a sample are those that the run has counted.
+        """
+        mix = self.config.select.mix
+        assert mix is not None
+        counters = Counters(super().count_mix().counts) if mix.budget else Counters()
+        specs = [spec for spec in FilterPhase.stage_specs(self) if _is_last(spec)]
+        kept, _ = _apply(specs, self._filtered[0])
+        count_groups(counters, mix.by, list_topics(self.config), kept)
+        return counters
+
     @cached_property
     def _filtered(self) -> tuple[pa.Table, pa.Table]:
         """The documents that the filters without `keep_top` keep, and those that they drop."""
         specs = self._percentiles.stage_specs()
-        needed = {"doc_id", "language"}
-        for spec in specs:
+        needed = {"doc_id", "language", "num_chars"}
+        for spec in (*specs, *self.plan.phase(Select.name).stages):
             needed.update(spec.stage.required_columns(spec.settings).names)
         columns = [name for name in self._documents.column_names if name in needed]
         others = [spec for spec in specs if not _is_last(spec)]
@@ -96,7 +112,7 @@ def change_plan(plan: RunPlan, config: RunConfig) -> RunPlan:
 
 def _is_last(spec: StageSpec) -> bool:
     """Return whether the limits of a filter come from what the other filters keep."""
-    return spec.stage in (ClassifiersFilter, Score)
+    return spec.stage in (ClassifiersFilter, Score, Mix)
 
 
 def _apply(specs: Sequence[StageSpec], documents: pa.Table) -> tuple[pa.Table, pa.Table]:

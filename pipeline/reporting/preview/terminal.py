@@ -50,6 +50,9 @@ def _print_tables(found: Preview, console: SafeConsole) -> None:
         )
     columns = ("language", "before", "after", "change", "tokens")
     console.print(make_table("Kept, by language", columns, _list_language_rows(found)))
+    if found.bins:
+        columns = ("percentiles", "before", "after", "change", "tokens")
+        console.print(make_table("Kept, by quality bin", columns, _list_bin_rows(found)))
     if found.cuts:
         columns = ("setting", "language", "before", "after")
         title = "Limits from the scores of the run"
@@ -106,6 +109,13 @@ def _list_language_rows(found: Preview) -> Iterator[tuple[str, ...]]:
     for name, (before, after) in pairs:
         change = _format_change(before.num_docs, after.num_docs)
         yield name, *change, f"{after.num_tokens:,}"
+
+
+def _list_bin_rows(found: Preview) -> Iterator[tuple[str, ...]]:
+    """Yield the documents of each quality bin, with the tokens of all their copies."""
+    for label, (before, after) in found.bins.items():
+        change = _format_change(before.num_docs, after.num_docs)
+        yield label, *change, f"{after.num_tokens:,}"
 
 
 def _format_change(before: int, after: int) -> tuple[str, str, str]:

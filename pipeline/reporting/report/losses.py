@@ -7,7 +7,6 @@ up in any order, so the result depends on the decisions alone.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.phase import SplitPhase
 from pipeline.phases.registry import DECIDING_PHASES
 from pipeline.phases.select import Select
+from pipeline.reporting.browse.index import sample_splits
 from pipeline.runs.run_folder import RunFolder, RunSplit
 from pipeline.runs.split_output import read_table
 from stages.warc.documents import extract_source_domains
@@ -176,9 +176,7 @@ def _find_reason(dropped: pa.Table, name: str, phase: str) -> str:
 
 def _read_decisions(run: RunFolder) -> Iterator[pa.Table]:
     """Yield the decisions on the documents of input splits, with a column `num_docs` of ones."""
-    counts = run.folder(Extract.name).summary()["counters"]["counts"]
-    step = max(1, math.ceil(counts.get("documents", 0) / MAX_DOCS_READ))
-    for split in run.splits[::step]:
+    for split in sample_splits(run, MAX_DOCS_READ):
         for phase in DECIDING_PHASES:
             # A damaged file is reported by `verify`; the report needs no exact number here.
             try:

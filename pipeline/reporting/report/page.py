@@ -1,142 +1,136 @@
-"""The report of a run as one HTML page, without scripts, fonts or other files."""
+"""The report of a run as one HTML page, without scripts, fonts or other files.
+
+A crawl is written by strangers. So all texts are escaped, and the page has a policy that lets the
+browser apply its one style sheet and load nothing.
+"""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+import base64
+import hashlib
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Iterator
+from importlib import resources
 
-from pipeline.reporting.report.losses import Losses
-from pipeline.reporting.report.summary import (
-    Report,
-    describe_reason,
-    list_stage_counters,
-    take_largest,
-    take_largest_cuts,
-    take_slowest,
+from pipeline.reporting.report.bars import Section, list_first_bars, list_last_bars
+from pipeline.reporting.report.details import Details, read_details
+from pipeline.reporting.report.document_sections import (
+    list_document_sections,
+    list_provenance_sections,
 )
-from stages.warc.causes import CAUSES
-from terminal_output import escape
+from pipeline.reporting.report.elements import element, write_element
+from pipeline.reporting.report.provenance import Provenance, read_provenance
+from pipeline.reporting.report.summary import Report
+from pipeline.runs.run_folder import RunFolder
 
-# Width of the longest bar of a section, in percent of the page.
-FULL_BAR_PERCENT = 60
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-  padding: 0 1rem; color: #1b1f24 }}
-h1 {{ font-size: 1.3rem; margin-bottom: 0 }} h2 {{ font-size: 1.05rem; margin: 2rem 0 .5rem }}
-.row {{ display: grid; grid-template-columns: 15rem 1fr; gap: .75rem; align-items: center;
-  margin: 2px 0 }}
-.name {{ text-align: right; overflow-wrap: anywhere }}
-.bar {{ flex: none; background: #3b6ea8; height: 1.15rem; border-radius: 2px; min-width: 2px }}
-.line {{ display: flex; gap: .5rem; align-items: center; font-variant-numeric: tabular-nums;
-  white-space: nowrap }}
-.note {{ color: #59636e; font-size: .85rem }}
-</style></head><body>
-<h1>{title}</h1><p>{headline}</p>
-{sections}
-</body></html>
-"""
-
-ROW = (
-    '<div class="row"><div class="name">{name}{note}</div>'
-    '<div class="line"><div class="bar" style="width:{width:.2f}%"></div>{label}</div></div>'
+POLICY = (
+    "default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 )
 
 
-class Bar(NamedTuple):
-    """One bar of a section."""
-
-    name: str
-    value: float
-    label: str
-    note: str = ""
+def make_report_page(
+    run: RunFolder, report: Report, comparison: Iterable[Section] = ()
+) -> str:
+    """Return the page of a run, with all that is known about it."""
+    return to_html(report, read_details(run), read_provenance(run), comparison)
 
 
-def to_html(report: Report) -> str:
-    """Return the page. All texts are escaped."""
+def to_html(
+    report: Report,
+    details: Details | None = None,
+    provenance: Provenance | None = None,
+    comparison: Iterable[Section] = (),
+) -> str:
+    """Return the page.
+
+    Args:
+        report: the numbers.
+        details: scores, domains, samples and clusters.
+        provenance: models, versions and config.
+        comparison: sections about another run, which are shown first.
+    """
     headline = (
         f"{report.num_tokens:,} tokens in {report.num_shards:,} shards, "
         f"from {report.num_docs_read:,} documents"
     )
-    sections = "\n".join(_format_sections(report))
-    return PAGE.format(title=_escape(report.run_dir), headline=headline, sections=sections)
+    sections = [*comparison, *_list_sections(report, details or Details(), provenance)]
+    return make_page(report.run_dir, [headline, *_describe_time(provenance)], sections)
 
 
-def _format_sections(report: Report) -> Iterator[str]:
-    reasons = _make_bars(report.reasons, describe_reason)
-    causes = _make_bars(report.quarantine, lambda cause: CAUSES.get(cause, ""))
-    yield _format_section("What is left after each step", _make_step_bars(report))
-    yield _format_section("Why documents were dropped", reasons)
-    losses = _make_loss_bars(report.losses)
-    yield _format_section("Nearly all documents dropped by one phase", losses)
-    yield _format_section("Kept, by language", _make_bars(report.languages))
-    yield _format_section("Kept, by perplexity bucket", _make_bars(report.buckets))
-    yield _format_section("Limits from the scores of the run", _make_cut_bars(report))
-    for counters in list_stage_counters(report):
-        bars = [
-            Bar(name, value, f"{value:,}") for name, value in take_largest(counters.rows)
-        ]
-        yield _format_section(f"Counted by {counters.phase}: {counters.stage}", bars)
-    lost_files = _make_bars(report.lost_files)
-    yield _format_section("Input files without a readable record", lost_files)
-    yield _format_section("Quarantined records, by cause", causes)
-    slowest = take_slowest(report.seconds)
-    seconds = [Bar(step, value, f"{value:,.1f} s") for step, value in slowest]
-    yield _format_section("Worker seconds, by step", seconds)
+def make_page(title: str, lines: Iterable[str], sections: Iterable[Section]) -> str:
+    """Return a page with the sections that have content, and links to them."""
+    shown = [section for section in sections if section.content]
+    links = [
+        element("li", {}, element("a", {"href": f"#{_name(one)}"}, one.title))
+        for one in shown
+    ]
+    body = element(
+        "body",
+        {"class": "report"},
+        element(
+            "main",
+            {},
+            element("h1", {}, title),
+            [element("p", {}, line) for line in lines],
+            element("nav", {"aria-label": "Sections"}, element("ul", {}, links)),
+            [_make_section(section) for section in shown],
+        ),
+    )
+    html = element("html", {"lang": "en"}, _make_head(title), body)
+    return f"<!doctype html>\n{write_element(html)}\n"
 
 
-def _make_step_bars(report: Report) -> Iterator[Bar]:
-    for step in report.steps:
-        label = f"{step.num_docs:,} documents · {step.num_chars:,} characters"
-        yield Bar(step.name, step.num_docs, label)
+def _list_sections(
+    report: Report, details: Details, provenance: Provenance | None
+) -> Iterator[Section]:
+    yield from list_first_bars(report)
+    yield from list_document_sections(details)
+    yield from list_last_bars(report, provenance.wall_s if provenance else {})
+    if provenance:
+        yield from list_provenance_sections(provenance)
 
 
-def _make_loss_bars(losses: Losses) -> Iterator[Bar]:
-    for loss in losses.found:
-        share = f"{loss.num_lost / loss.num_docs:.1%} of {loss.num_docs:,} documents"
-        note = f"{loss.kind}; most frequent reason: {loss.reason}"
-        yield Bar(loss.name, loss.num_lost, f"{share} by {loss.phase}", note)
-    if losses.num_others:
-        yield Bar(f"{losses.num_others:,} more", 0, "")
+def _describe_time(provenance: Provenance | None) -> list[str]:
+    if provenance is None or provenance.started is None:
+        return []
+    return [f"Run from {provenance.started} to {provenance.ended}"]
 
 
-def _make_cut_bars(report: Report) -> Iterator[Bar]:
-    for cut in take_largest_cuts(report.cuts):
-        label = f"{cut.limit:.4g}, of {cut.num_scored:,} scored documents"
-        yield Bar(f"{cut.setting} ({cut.language})", cut.num_scored, label)
+def _make_section(section: Section) -> ET.Element:
+    heading = element("h2", {"id": _name(section)}, section.title)
+    return element("section", {}, heading, section.content)
 
 
-def _make_bars(
-    counts: Mapping[str, int], describe: Callable[[str], str] = lambda _: ""
-) -> Iterator[Bar]:
-    """Yield a bar per name, with its share of the total and the sentence that describes it."""
-    total = max(1, sum(counts.values()))
-    for name, number in take_largest(counts):
-        yield Bar(name, number, f"{number:,} ({number / total:.1%})", describe(name))
+def _name(section: Section) -> str:
+    """Return the name of a section in addresses."""
+    return re.sub("[^a-z0-9]+", "-", section.title.lower()).strip("-")
 
 
-def _format_section(title: str, bars: Iterable[Bar]) -> str:
-    """Return a section, or nothing if it has no bars."""
-    bars = list(bars)
-    if not bars:
-        return ""
-    longest = max(bar.value for bar in bars)
-    rows = [_format_bar(bar, bar.value / longest if longest else 0.0) for bar in bars]
-    return "\n".join([f"<h2>{_escape(title)}</h2>", *rows])
+def _make_head(title: str) -> ET.Element:
+    style = _read_style()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = POLICY.format(digest=digest)
+    made = element("style", {})
+    made.text = style  # of our own files: a style element is not escaped
+    return element(
+        "head",
+        {},
+        element("meta", {"charset": "utf-8"}),
+        element("meta", {"http-equiv": "Content-Security-Policy", "content": policy}),
+        element(
+            "meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}
+        ),
+        element("meta", {"name": "color-scheme", "content": "light dark"}),
+        element("title", {}, title),
+        made,
+    )
 
 
-def _escape(text: str) -> str:
-    """Return the text without markup, and without invisible and reordering characters."""
-    return html.escape(escape(text))
-
-
-def _format_bar(bar: Bar, share: float) -> str:
-    note = f'<div class="note">{_escape(bar.note)}</div>' if bar.note else ""
-    return ROW.format(
-        name=_escape(bar.name),
-        note=note,
-        width=FULL_BAR_PERCENT * share,
-        label=_escape(bar.label),
+def _read_style() -> str:
+    """Return the style sheet of `browse`, and what the page adds to it."""
+    reporting = resources.files("pipeline.reporting")
+    return "\n".join(
+        reporting.joinpath(*path).read_text(encoding="utf-8")
+        for path in (("browse", "assets", "style.css"), ("report", "report.css"))
     )

@@ -19,7 +19,10 @@ from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
 from pipeline.reporting.report.losses import Losses, find_losses
+from pipeline.reporting.report.mix import MixReport, make_mix_report
+from pipeline.retraction.apply import list_retractions
 from pipeline.runs.run_folder import RunFolder
+from shardwriter.format import RetractionEntry
 from stages.contract import DocumentCountError, Stage
 from stages.dedup.paragraphs import ParagraphRemoval
 from stages.dedup.substring_dedup import RepeatedSpans
@@ -58,6 +61,8 @@ class Report:
         seconds: `phase: step` -> worker seconds, over all starts of the run.
         counters: phase -> counter -> number. What a stage declares is included even if it is zero.
         cuts: limits that select has set for each language: percentiles of this run, and cutoffs.
+        retractions: requests that took documents out of the dataset. Other numbers include them.
+        mix: copies by quality bin, and the budget; None without `select.mix`.
     """
 
     run_dir: str
@@ -77,6 +82,8 @@ class Report:
     seconds: Mapping[str, float]
     counters: Mapping[str, Mapping[str, int]]
     cuts: tuple[Cut, ...] = ()
+    retractions: tuple[RetractionEntry, ...] = ()
+    mix: MixReport | None = None
 
     @property
     def quarantined_share(self) -> float:
@@ -137,11 +144,13 @@ def make_report(run: RunFolder) -> Report:
         languages=sort_by_number(take_family(select, "language.")),
         buckets=take_family(select, "bucket."),
         language_tokens=sort_by_number(take_family(tokenize, "language_tokens.")),
-        num_tokens=tokenize["tokens"],
+        num_tokens=tokenize["tokens"] + tokenize["extra_tokens"],
         num_shards=summaries[WriteShards.name].get("task_ids", 0),
         seconds=_sum_seconds(run),
         counters=_add_declared(run, counts),
         cuts=_read_cuts(run),
+        retractions=list_retractions(run),
+        mix=make_mix_report(run.config, counts),
     )
 
 
@@ -163,9 +172,17 @@ def list_exceeded_limits(report: Report, config: InputConfig) -> list[str]:
     return faults
 
 
-def to_json(report: Report) -> str:
-    """Return the report as JSON text that can be shown on a terminal."""
-    return escape(json.dumps(asdict(report), indent=1, ensure_ascii=False)) + "\n"
+def to_json(report: Report, against: Mapping[str, Any] | None = None) -> str:
+    """Return the report as JSON text that can be shown on a terminal.
+
+    Args:
+        report: the report.
+        against: the comparison with another run.
+    """
+    value = asdict(report)
+    if against is not None:
+        value["against"] = against
+    return escape(json.dumps(value, indent=1, ensure_ascii=False)) + "\n"
 
 
 def describe_reasons() -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from pipeline.reporting.report.losses import Losses
+from pipeline.reporting.report.mix import MixReport, make_mix_title
 from pipeline.reporting.report.summary import (
     NUM_SHOWN,
     Report,
@@ -29,6 +30,22 @@ def print_report(report: Report, console: SafeConsole) -> None:
 
 def _make_tables(report: Report) -> Iterator[Table]:
     yield _make_steps_table(report)
+    yield from _make_document_tables(report)
+    for counters in list_stage_counters(report):
+        rows = [(name, f"{number:,}") for name, number in take_largest(counters.rows)]
+        title = f"Counted by {counters.phase}: {counters.stage}"
+        yield make_table(title, ("counter", "number"), rows)
+    if report.retractions:
+        columns = ("recorded", "documents", "tokens", "reason")
+        yield make_table("Retracted since", columns, _list_retraction_rows(report))
+    yield from _make_fault_tables(report)
+    if report.seconds:
+        rows = [(step, f"{seconds:,.1f}") for step, seconds in take_slowest(report.seconds)]
+        yield make_table("Worker time", ("step", "seconds"), rows)
+
+
+def _make_document_tables(report: Report) -> Iterator[Table]:
+    """Yield the tables of the documents that were dropped and kept, and of limits."""
     if report.reasons:
         columns = ("reason", "documents", "meaning")
         yield make_table("Why documents were dropped", columns, _list_reason_rows(report))
@@ -42,14 +59,18 @@ def _make_tables(report: Report) -> Iterator[Table]:
     if report.buckets:
         rows = [(bucket, f"{number:,}") for bucket, number in report.buckets.items()]
         yield make_table("Kept, by bucket", ("bucket", "documents"), rows)
+    if report.mix is not None:
+        columns = ("percentiles", "copies of each", "documents", "all copies", "tokens")
+        title = make_mix_title(report.mix)
+        yield make_table(title, columns, _list_bin_rows(report.mix))
     if report.cuts:
         columns = ("setting", "language", "limit", "scored documents")
         rows = _list_cut_rows(report)
         yield make_table("Limits from the scores of the run", columns, rows)
-    for counters in list_stage_counters(report):
-        rows = [(name, f"{number:,}") for name, number in take_largest(counters.rows)]
-        title = f"Counted by {counters.phase}: {counters.stage}"
-        yield make_table(title, ("counter", "number"), rows)
+
+
+def _make_fault_tables(report: Report) -> Iterator[Table]:
+    """Yield the tables of files and records that could not be read."""
     if report.lost_files:
         rows = [(name, f"{number:,}") for name, number in take_largest(report.lost_files)]
         title = (
@@ -64,9 +85,14 @@ def _make_tables(report: Report) -> Iterator[Table]:
             f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
         )
         yield make_table(title, ("cause", "records"), rows)
-    if report.seconds:
-        rows = [(step, f"{seconds:,.1f}") for step, seconds in take_slowest(report.seconds)]
-        yield make_table("Worker time", ("step", "seconds"), rows)
+
+
+def _list_retraction_rows(report: Report) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for entry in report.retractions:
+        numbers = f"{entry.num_docs:,}", f"{entry.num_tokens:,}"
+        rows.append((entry.recorded_at, *numbers, entry.reason))
+    return rows
 
 
 def _make_steps_table(report: Report) -> Table:
@@ -97,6 +123,16 @@ def _list_loss_rows(losses: Losses) -> Iterator[tuple[str, ...]]:
     num_more = losses.num_others + len(losses.found[NUM_SHOWN:])
     if num_more:
         yield f"{num_more:,} more", "", "", "", ""
+
+
+def _list_bin_rows(mix: MixReport) -> Iterator[tuple[str, ...]]:
+    for each in mix.bins:
+        numbers = (each.num_docs, each.num_copies, each.num_tokens)
+        yield (
+            each.percentiles,
+            f"{each.copies_of_each:g}",
+            *(f"{number:,}" for number in numbers),
+        )
 
 
 def _list_cut_rows(report: Report) -> Iterator[tuple[str, ...]]:

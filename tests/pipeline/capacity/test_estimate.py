@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from pipeline.capacity.fit import fit
 from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
 from pipeline.cli import app
 from pipeline.config import RunConfig, load
+from pipeline.execution.resources import MAX_GROUP_TASKS
+from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_PARAGRAPH
 from pipeline.runs.event_log import open_log
 from pipeline.runs.hash_partitions import count_partitions
@@ -99,7 +102,12 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
         ),
         (3, Cluster(1, 64, 512), [], "fewer cores are as fast"),
         (100, Cluster(1, 4, 32, disk_gb=1), [], "1 GB are free there"),
-        (90_000, HERE, [], "the driver merges the results for 2,340,000,000 records"),
+        (
+            400_000,
+            HERE,
+            [],
+            "the driver merges 3,466,666,667 documents with near-duplicates in 97 GB",
+        ),
         (
             100,
             HERE,
@@ -123,6 +131,18 @@ def test_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
     """Hash space is cut into as many partitions as the memory of a task requires."""
     warnings = estimate_snapshot(90_000, HERE, "engine.memory_mb=3000").warnings
     assert not [warning for warning in warnings if "a task would take" in warning]
+
+
+def test_memory_of_the_driver_grows_with_near_duplicates() -> None:
+    """It is 28 bytes per document with near-duplicates: measured ones, or a third of all."""
+    unmeasured = estimate_snapshot(1000)
+    assert unmeasured.driver_bytes == pytest.approx(28 * 26e6 / 3)
+    amounts = {**RATES.amounts, "clustered": RATES.amounts["left"] / 1e6}
+    measured = RATES.model_copy(update={"amounts": amounts})
+    found = estimate(make_config(), measured, HERE, num_files=1000)
+    assert found.driver_bytes == pytest.approx(28 * found.amounts["left"] / 1e6)
+    off = estimate_snapshot(1000, HERE, "fuzzy_dedup=null")
+    assert off.driver_bytes == 0
 
 
 def test_suggested_group_removes_the_warning() -> None:
@@ -209,9 +229,20 @@ def test_repeated_task_counts_in_cpu_but_not_in_memory(pages: Small) -> None:
 
 
 def test_phase_takes_at_least_the_dispatch_of_its_tasks() -> None:
-    """The lower bound holds on any number of cores."""
+    """The lower bound holds on any number of cores. Up to 100 short tasks are dispatched together."""
     for phase in estimate_snapshot(90_000, Cluster(10_000, 64, 256)).phases:
-        assert phase.hours * 3600 >= phase.num_tasks * DISPATCH_S
+        assert phase.hours * 3600 >= phase.num_tasks / MAX_GROUP_TASKS * DISPATCH_S
+        if phase.name in ("extract", "annotate"):  # minutes each
+            assert phase.hours * 3600 >= phase.num_tasks * DISPATCH_S
+
+
+def test_unmeasured_clusters_are_a_third_of_the_documents() -> None:
+    """fuzzy_dedup has as many tasks as they need, not one."""
+    (phase,) = (
+        each for each in estimate_snapshot(1000).phases if each.name == "fuzzy_dedup"
+    )
+    assert phase.num_tasks == math.ceil(26e6 / 3 / MAX_MEMBERS_PER_TASK)
+    assert phase.cpu_hours > 0.04
 
 
 def test_calibration_file_round_trips(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pipeline.execution.choose_engine import choose_kind, estimate_seconds_left, make_engine
 from pipeline.execution.engine import run
 from pipeline.execution.inline import InlineEngine
-from pipeline.execution.ray_engine import RayEngine
+from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.planning.input_files import InputFile
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.plan import plan_splits

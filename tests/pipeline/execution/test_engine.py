@@ -331,13 +331,13 @@ def test_documents_are_reported_while_tasks_run_in_this_process(
 ) -> None:
     """Each task reports up to its number of documents; the shares of a phase add up to 1."""
     plan = small.plan(input={"files": [str(path) for path in files]})
-    reported: list[float] = []
+    reported: list[tuple[str, float]] = []
     extracted: list[TaskFinished] = []
-    for event in run(plan, on_documents=reported.append):
+    for event in run(plan, on_documents=lambda *report: reported.append(report)):
         if isinstance(event, TaskFinished):
             if event.num_documents:
                 assert reported == sorted(reported)
-                assert reported[-1] == event.num_documents
+                assert reported[-1] == (event.task_id, event.num_documents)
             reported.clear()
             if event.phase == "extract":
                 extracted.append(event)

@@ -5,12 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config_files.reader import ConfigError
 from pipeline.config import EngineConfig, load
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import check
-from pipeline.execution.resources import find_unmet, list_requests, make_request
+from pipeline.execution.resources import (
+    GROUPS_PER_SLOT,
+    Request,
+    count_group_tasks,
+    count_slots,
+    count_tasks_together,
+    find_unmet,
+    list_requests,
+    make_request,
+)
 from pipeline.planning.plan import make_plan
 
 GB = 2**30
@@ -123,3 +134,34 @@ def test_a_run_on_a_cluster_needs_an_absolute_folder(
         RunAborted, match=r"run_dir is 'runs/x'; on a cluster \(RAY_ADDRESS is set\)"
     ):
         check(relative)
+
+
+def test_slots_are_counted_per_machine() -> None:
+    """Each machine runs whole tasks: the scarcest resource limits them, and a missing one allows none."""
+    request = Request("annotate", 2.0, 1.0, 1000, {"fast_disk": 1.0})
+    memory = 2500.0 * 2**20
+    machine = {"CPU": 9.0, "GPU": 3.0, "memory": memory, "fast_disk": 8.0}
+    assert count_slots(request, [machine]) == 2
+    assert count_slots(request, [machine, {**machine, "GPU": 1.0}]) == 3
+    assert count_slots(request, [machine, {"CPU": 64.0, "memory": memory}]) == 2
+    assert count_slots(request, []) == 0
+
+
+@pytest.mark.parametrize(
+    ("task_s", "expected"),
+    [(None, 1), (0.0, 100), (0.25, 100), (2.0, 30), (31.0, 1), (500, 1)],
+)
+def test_short_tasks_share_a_ray_task(task_s: float | None, expected: int) -> None:
+    """Together they take up to a minute. Tasks of unknown length are sent alone."""
+    assert count_tasks_together(1, task_s) == expected
+    assert count_tasks_together(3, task_s) == 3  # that read their input together
+
+
+@given(st.integers(1, 100), st.integers(0, 10_000), st.integers(0, 500))
+def test_groups_leave_no_slot_idle(
+    num_together: int, num_tasks: int, num_slots: int
+) -> None:
+    """There are four groups per slot, or one task per group."""
+    size = count_group_tasks(num_together, num_tasks, num_slots)
+    assert 1 <= size <= num_together
+    assert size == 1 or size * GROUPS_PER_SLOT * num_slots <= num_tasks

@@ -69,9 +69,9 @@ def test_an_endless_call_is_killed_and_noted(call: str, tmp_path: Path) -> None:
 def test_short_steps_and_work_between_steps_go_on(tmp_path: Path) -> None:
     """The limit is one of each step: together they may take longer, and waiting costs no CPU time."""
     body = (
-        "for i in range(4):\n    with dog.watch(request, i, i): work(0.6)\n"
-        "work(2.5)\n"
-        "with dog.watch(request, 9, 9): time.sleep(2.5)"
+        "for i in range(2):\n    with dog.watch(request, i, i): work(0.6)\n"
+        "work(1.2)\n"
+        "with dog.watch(request, 9, 9): time.sleep(1.2)"
     )
     done = run_program(body, tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n")

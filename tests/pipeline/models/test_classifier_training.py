@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pipeline.cli_models import models_app
+from pipeline.commands.models import models_app
 from pipeline.models.classifier_training import (
     CRAWL_LABEL,
     REFERENCE_LABEL,
@@ -94,7 +94,7 @@ def test_words_like_labels_are_not_labels(tmp_path: Path) -> None:
     settings = ReferenceSettings(num_epochs=1, dimension=4)
     train_reference(make_documents(300), negative, tmp_path, settings)
     model = classifiers.load_model(tmp_path)
-    assert set(model.get_labels()) == {REFERENCE_LABEL, CRAWL_LABEL}
+    assert set(model.labels) == {REFERENCE_LABEL, CRAWL_LABEL}
 
 
 def test_too_few_texts_for_a_classifier_are_refused(tmp_path: Path) -> None:

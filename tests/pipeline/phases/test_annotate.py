@@ -75,6 +75,7 @@ def test_changed_limits_of_a_classifier_rerun_select_only(
     assert [name for name in before if before[name] != after[name]] == [
         "signal_percentiles",  # off, in the section select
         "percentiles",  # off
+        "mix_percentiles",  # off
         "select",
         "tokenize",
         "write_shards",

@@ -23,7 +23,8 @@ from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.phase import Artifact, SplitPhase, TaskCost
+from pipeline.phases.artifact import Artifact
+from pipeline.phases.phase import SplitPhase, TaskCost
 from pipeline.phases.select import Select
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan

@@ -25,12 +25,15 @@ from tests.pipeline.phases.outputs import (
     write_wet,
 )
 
-# From the worst to the best by both default signals that these runs store.
+# From the worst to the best by the default signals that these runs store.
 TEXTS = [
-    "buy shoes",
-    "shoes of the shop\nshop of the shoes\nbuy them in the shop",
-    "the treaty was signed in the museum of the town, and the treaty was kept in the museum",
-    "the museum of the town is the museum of the treaty, and the treaty of the town is kept there",
+    "BUY SHOES",
+    "SHOES of the shop\nSHOES of the shop\nSHOES of the shop",
+    "the treaty was signed in the museum of the town, and all that we have is kept in a hall",
+    (
+        "the museum of the town has a treaty with a king, and that treaty is to be kept as people "
+        "have known it, in a hall of the town"
+    ),
 ]
 
 
@@ -99,10 +102,13 @@ def test_a_preview_with_other_weights_equals_a_run(scored: Small) -> None:
 
 
 def test_the_plan_names_the_signals(scored: Small) -> None:
-    """By default, those of the five that the run stores."""
+    """By default, those of the nine that the run stores."""
     out = io.StringIO()
-    print_plan(scored.plan(select=select()), SafeConsole(file=out, width=200))
-    weights = "num_chars +1, rps_doc_frac_unique_words -1, rps_lines_num_words_mean +1"
+    print_plan(scored.plan(select=select()), SafeConsole(file=out, width=300))
+    weights = (
+        "num_chars +1, rps_doc_frac_unique_words -1, rps_lines_num_words_mean +1, num_stop_words +1, "
+        "frac_chars_top_3gram -1, frac_chars_dupe_10grams -1, rps_lines_uppercase_letter_fraction_mean -1"
+    )
     assert f"select.score: weights of percentile ranks: {weights}\n" in out.getvalue()
 
 

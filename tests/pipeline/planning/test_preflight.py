@@ -5,12 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from config_files.reader import ConfigError
 from pipeline.execution.engine import run
+from pipeline.planning import stage_spec
 from pipeline.planning.preflight import check_models, find_shortage_of_disk
+from pipeline.planning.stage_spec import StageCache, StageSpec
+from stages.contract import Stage
 from tests.pipeline.conftest import Small
 
 
@@ -29,6 +33,27 @@ def test_every_model_that_cannot_be_opened_is_one_fault(
     assert language.startswith("annotate.language cannot be opened: ")
     assert tokenizer.startswith("tokenize.tokenize cannot be opened: ")
     assert all(str(broken) in fault for fault in (language, tokenizer))
+
+
+def test_stages_that_are_kept_open_are_those_of_the_tasks(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is opened twice by a run in one process."""
+    opened: list[StageSpec] = []
+    load = StageSpec.load
+
+    def count_load(spec: StageSpec) -> Stage[Any]:
+        opened.append(spec)
+        return load(spec)
+
+    monkeypatch.setattr(StageSpec, "load", count_load)
+    monkeypatch.setattr(stage_spec, "OPENED_STAGES", StageCache())
+    plan = small.plan()
+    check_models(plan, keeps_open=True)
+    num_opened = len(opened)
+    assert num_opened > 0
+    list(run(plan))
+    assert len(opened) == num_opened
 
 
 def test_languages_are_compared_with_the_labels_of_a_fetched_model(

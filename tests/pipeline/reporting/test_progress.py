@@ -13,6 +13,8 @@ from pipeline.reporting.rates import format_duration, format_rate
 from stages.counters import Counters
 from terminal_output.console import SafeConsole
 
+TASK_ID = "000000-ab"
+
 
 @dataclass
 class Clock:
@@ -27,7 +29,7 @@ class Clock:
 def finish(share: float, *, documents: int = 0, failed: str | None = None) -> TaskFinished:
     """Return the event of a task."""
     return TaskFinished(
-        "annotate", "000000-ab", {}, failed, num_documents=documents, share=share
+        "annotate", TASK_ID, {}, failed, num_documents=documents, share=share
     )
 
 
@@ -51,12 +53,12 @@ def test_the_documents_of_a_running_task_move_the_share_and_count_once() -> None
     clock = Clock()
     phase = PhaseProgress(PhaseStarted("annotate", 4, 0), clock=clock)
     assert phase.left_s is None
-    phase.set_documents(100)
+    phase.set_documents(TASK_ID, 100)
     assert phase.share_done == 0.0  # the size of a task in documents is not known yet
     phase.finish_task(finish(0.25, documents=100))
     assert phase.num_documents == 100
-    phase.set_documents(20)
-    phase.set_documents(50)
+    phase.set_documents(TASK_ID, 20)
+    phase.set_documents(TASK_ID, 50)
     clock.now_s = 30.0
     assert phase.share_done == pytest.approx(0.375)
     assert phase.left_s == pytest.approx(50.0)
@@ -65,19 +67,29 @@ def test_the_documents_of_a_running_task_move_the_share_and_count_once() -> None
     assert (phase.num_documents, phase.share_done) == (200, 0.5)
 
 
+def test_tasks_that_run_at_the_same_time_add_up() -> None:
+    """One ends with 100 documents while another has read 50 of as many."""
+    phase = PhaseProgress(PhaseStarted("annotate", 4, 0), documents_per_phase=400)
+    phase.set_documents("000001-cd", 50)
+    phase.set_documents(TASK_ID, 90)
+    assert (phase.num_documents, phase.share_done) == (140, pytest.approx(0.35))
+    phase.finish_task(finish(0.25, documents=100))
+    assert (phase.num_documents, phase.share_done) == (150, pytest.approx(0.375))
+
+
 def test_the_first_task_moves_by_the_documents_of_an_earlier_phase() -> None:
     """An earlier phase counted 400 documents in all tasks."""
     phase = PhaseProgress(PhaseStarted("annotate", 4, 0), documents_per_phase=400)
-    phase.set_documents(50)
+    phase.set_documents(TASK_ID, 50)
     assert phase.share_done == pytest.approx(0.125)
-    phase.set_documents(10_000)
+    phase.set_documents(TASK_ID, 10_000)
     assert phase.share_done == 1.0
 
 
 def test_documents_of_a_failed_task_do_not_count() -> None:
     """Nothing of it is committed."""
     phase = PhaseProgress(PhaseStarted("annotate", 2, 0), documents_per_phase=100)
-    phase.set_documents(30)
+    phase.set_documents(TASK_ID, 30)
     phase.finish_task(finish(0.5, failed="no space left"))
     assert (phase.num_documents, phase.num_done, phase.share_done) == (0, 0, 0.0)
 

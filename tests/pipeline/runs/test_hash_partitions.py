@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -94,6 +95,17 @@ def test_every_row_is_in_one_chunk_with_all_equal_hashes(
         order = np.argsort(file["hash"].to_numpy(), kind="stable")
         again = np.argsort(rows["hash"].to_numpy(), kind="stable")
         assert rows.take(again).equals(pa.Table.from_batches([file.take(order)]))
+
+
+def test_a_partition_frees_each_slice_when_it_is_divided(tmp_path: Path) -> None:
+    """The rows are not in memory twice, although the caller has the list of the slices."""
+    files = write_files(tmp_path, [300] * 3, seed=1)
+    slices = [read_slice(_open(tmp_path / str(i)), "p001of300") for i in range(len(files))]
+    alive = [weakref.ref(each) for each in slices]
+    partition = Partition(slices, "p001of300")
+    assert slices == []
+    assert [each() for each in alive] == [None] * 3
+    assert len(partition.files) == 3
 
 
 @settings(max_examples=10, deadline=None)

@@ -214,7 +214,7 @@ def test_every_command_reads_a_run_in_a_bucket(
         "explain": [str(1 << 32 | 3)],
         "preview": ["--set", "select.quality.min_words=300"],
         "verify": [],
-        "export": [str(tmp_path / "out")],
+        "export": ["--to", str(tmp_path / "out"), "--format", "ccnet"],
     }[verb]
     said: list[str] = []
     for found in (on_disk, in_bucket):

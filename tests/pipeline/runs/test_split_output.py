@@ -7,6 +7,7 @@ import io
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.runs.split_output import read_matching_rows, read_table
+from pipeline.runs.split_output import write_parquet as write_table
 
 SMALL = st.none() | st.integers(0, 5)
 
@@ -78,3 +80,18 @@ def test_no_other_thread_holds_the_file(read: Callable[[pa.NativeFile], object])
     gc.collect()
     assert threads == {threading.get_ident()}
     assert file() is None
+
+
+def test_only_strings_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
+    """Dictionaries of texts cost CPU and save no space."""
+    columns = {
+        "doc_id": [1, 2],
+        "text": ["a", "b"],
+        "url": ["c", "d"],
+        "language": ["en"] * 2,
+    }
+    write_table(pa.table(columns), tmp_path / "documents.parquet")
+    group = pq.read_metadata(tmp_path / "documents.parquet").row_group(0)
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    coded = [chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page]
+    assert coded == ["language"]

@@ -44,7 +44,7 @@ function listFacts({ doc_id, source }) {
     `document ${doc_id}`,
     source.language,
     source.date,
-    source.warc_file && `${source.warc_file} at byte ${formatNumber(source.warc_offset)}`,
+    source.place,
   ];
   return facts.filter(Boolean).map((fact) => element("span", {}, crawled(fact)));
 }

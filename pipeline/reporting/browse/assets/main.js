@@ -31,6 +31,8 @@ async function show() {
   showTabs(name);
   const isNew = shown !== `${name}/${rest}`;
   shown = `${name}/${rest}`;
+  // An error of the last view says nothing about this one.
+  view.querySelector("[role=alert]")?.remove();
   try {
     run ??= await ask("run");
     document.getElementById("run").textContent = run.run_dir;

@@ -29,6 +29,7 @@ FUZZY_AND_LATER = {
     "fuzzy_clusters",
     "fuzzy_dedup",
     "percentiles",
+    "mix_percentiles",
     "select",
     "tokenize",
     "write_shards",
@@ -205,7 +206,7 @@ def test_a_rule_drops_no_document_through_a_chain(
         ("MAX_NGRAMS_HELD", 300),
         ("MAX_MEMBERS_PER_TASK", 3),
         ("count_partitions", 2),
-        ("count_partitions", 300),
+        ("count_partitions", 100),
     ],
 )
 def test_the_size_of_tasks_changes_nothing(

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from config_files.reader import ConfigError
+from pipeline.phases.select import Select
 from pipeline.reporting.browse.answers import ANSWERS, Parameters, Session
 from pipeline.reporting.browse.histograms import NUM_BINS, find_edges
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.limits import OFF, list_limits, list_lines, list_overrides
 from pipeline.reporting.preview import preview
+from pipeline.runs.split_output import read_table
 from stages.filters.quality.rules import RULES
 
 WORDS = "rps_doc_word_count"
@@ -40,6 +42,8 @@ def ask(session: Session, *changes: str, score: str = "language_score") -> dict[
         ["select.classifiers.good.keep_top=0.25"],
         ["select.classifiers.good.keep_top=0.5", "select.classifiers.good.max=0.5"],
         ["select.classifiers.good.keep_top=null", "select.language.min_score=0.9"],
+        ["select.score.min=0.4", "select.quality.min_words=12"],
+        ["select.score.keep_top=0.5"],
     ],
 )
 def test_the_effect_is_that_of_preview(session: Session, changes: list[str]) -> None:
@@ -87,6 +91,28 @@ def test_the_quality_score_decides_as_in_preview(session: Session) -> None:
     assert effect.count_reasons() == {
         reason: after for reason, (_, after) in wanted.reasons.items() if after
     }
+
+
+def test_the_quality_score_has_sliders_and_is_that_of_select(session: Session) -> None:
+    """`select` stores the scores of the documents that it keeps."""
+    index = session.index
+    limits = [limit for limit in session.limits if limit.score == "quality_score"]
+    assert {limit.key: limit.value for limit in limits} == {
+        "select.score.keep_top": None,
+        "select.score.min": 0.0,
+    }
+    stored: dict[int, float] = {}
+    for split in index.run.splits:
+        name = Select.scores.file_name(split.key)
+        rows = read_table(index.run.folder(Select.name).open(name)).to_pylist()
+        stored |= {row["doc_id"]: row["quality_score"] for row in rows}
+    computed = index.read_numbers("quality_score")[: index.num_scored]
+    by_id = dict(zip(index.doc_ids.tolist(), computed.tolist(), strict=False))
+    assert len(stored) > 3
+    assert {doc_id: by_id[doc_id] for doc_id in stored} == stored
+    answer = ask(session, "select.score.min=0.4", score="quality_score")
+    lines = answer["histograms"]["histograms"][0]["lines"]
+    assert lines == [{"label": "min", "value": 0.4, "before": 0.0}]
 
 
 def test_a_limit_by_language_is_a_slider_for_each(session: Session) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import signal
+import subprocess
+import sys
 import urllib.parse
 from collections.abc import Mapping
 from importlib import resources
 
 import pytest
 
-from tests.pipeline.reporting.browse.conftest import TOKEN, URLS
+from pipeline.runs.run_folder import RunFolder
+from tests.conftest import REPOSITORY
+from tests.pipeline.reporting.browse.conftest import TOKEN
+from tests.pipeline.reporting.conftest import URLS
 
 # A response: status, headers, body.
 Response = tuple[int, http.client.HTTPMessage, bytes]
@@ -145,3 +151,27 @@ def test_an_expected_error_is_an_answer(
     found, _, body = fetch(address, path)
     assert found == status
     assert message in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(signal.SIGTERM, 143, ["stopped by SIGTERM"]), (signal.SIGINT, 0, [])],
+)
+def test_a_stopped_server_has_nothing_to_continue(
+    browsed: RunFolder, number: signal.Signals, code: int, message: list[str]
+) -> None:
+    """Ctrl-C is its usual end."""
+    command = [sys.executable, "-m", "pipeline", "browse", "--json", str(browsed.run_dir)]
+    process = subprocess.Popen(
+        # SIGINT is ignored, if the tests run in the background.
+        ["env", "--default-signal=INT", *command],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "address" in json.loads(process.stdout.readline())
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=600)
+    assert (process.returncode, stderr.splitlines()[1:]) == (code, message)

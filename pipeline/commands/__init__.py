@@ -1,0 +1,1 @@
+"""The commands of `python -m pipeline`, one module each. `pipeline/cli.py` joins them."""

@@ -1,0 +1,78 @@
+"""Starting Ray in a thread, while the driver plans the run and opens its models."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+
+# From <sched.h>, for unshare(2).
+_CLONE_FS = 0x200
+
+
+class StartThread:
+    """A thread that starts Ray and lives until Ray is shut down.
+
+    Linux kills the processes of a local Ray when the thread that has started them ends
+    (PR_SET_PDEATHSIG in prctl(2)).
+    """
+
+    def __init__(self, start: Callable[[], None]) -> None:
+        self._start = start
+        self._has_started = False
+        self._error: Exception | None = None
+        self._is_tried = threading.Event()
+        self._is_closed = threading.Event()
+        threading.Thread(target=self._run, name="ray start", daemon=True).start()
+
+    def wait(self) -> bool:
+        """Wait for the start, and raise its error. Return whether the thread could try it."""
+        self._is_tried.wait()
+        if self._error is not None:
+            raise self._error
+        return self._has_started
+
+    def close(self) -> None:
+        """Let the thread end. Call it when Ray is shut down."""
+        self._is_closed.set()
+
+    def _run(self) -> None:
+        try:
+            # Ray starts with a umask that must not hold for files of the other threads.
+            if unshare_umask():
+                self._start()
+                self._has_started = True
+        except Exception as error:  # noqa: BLE001 - it is raised in the other thread
+            self._error = error
+        finally:
+            self._is_tried.set()
+        self._is_closed.wait()
+
+
+def unshare_umask() -> bool:
+    """Give this thread a umask and a working folder that the other threads do not share.
+
+    Only Linux can, and some containers forbid it. Threads and processes that this thread starts
+    inherit them.
+
+    Returns:
+        whether the thread has them.
+    """
+    return sys.platform == "linux" and ctypes.CDLL(None).unshare(_CLONE_FS) == 0
+
+
+def start_workers(num_workers: int) -> None:
+    """Let the workers of a local Ray import what tasks need, before the first task."""
+    import ray
+
+    task = ray.remote(num_cpus=1)(_import_packages)
+    for _ in range(num_workers):
+        task.remote()
+
+
+def _import_packages() -> None:
+    # 2 s of CPU: Ray Data, and the stages with their libraries.
+    for name in ("ray.data", "pipeline.execution.inline", "pipeline.phases.registry"):
+        importlib.import_module(name)

@@ -1,0 +1,1 @@
+"""The percentiles and the token budget of `select.mix`."""

@@ -1,0 +1,186 @@
+"""Scores and domains of the documents that two runs have kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.reporting.browse.histograms import count_bins, find_edges
+from pipeline.reporting.browse.index import Index, build_index, get_sampling_step
+from pipeline.reporting.browse.search import UNKNOWN
+from pipeline.reporting.diff.pairing import Pairing
+from pipeline.reporting.explain.trace import KEPT
+from pipeline.runs.run_folder import RunFolder, RunSplit
+
+# Documents that are read of each run: of larger runs, every n-th input split, the same in both.
+MAX_DOCS = 2**20
+
+# Languages with a histogram of their own: those with most documents.
+MAX_LANGUAGES = 6
+
+NUM_DOMAINS = 25
+
+
+@dataclass(frozen=True)
+class ScoreChange:
+    """A stored score of the documents that each run has kept.
+
+    Attributes:
+        medians: before and after; None: no kept document has the score.
+        moved_share: the share of documents that would have to move to another bin to make the
+            histograms equal, 0..1 (total variation distance).
+        edges: of the bins.
+        histograms: in all languages together (None) and in the largest ones: `language`,
+            `num_docs` after, and the counts `before` and `after` by bin.
+    """
+
+    score: str
+    medians: tuple[float | None, float | None]
+    moved_share: float
+    edges: Sequence[float]
+    is_log: bool
+    histograms: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class DomainChange:
+    """The documents of a domain: read and kept, before and after."""
+
+    name: str
+    read: tuple[int, int]
+    kept: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """Scores and domains of two runs.
+
+    Attributes:
+        num_docs: documents that were read of each run, for these figures only.
+        scores: that both runs store; those that moved most first.
+        domains: those with the largest change of kept documents.
+        num_domains: all domains with a change.
+    """
+
+    num_docs: tuple[int, int]
+    scores: tuple[ScoreChange, ...]
+    domains: tuple[DomainChange, ...]
+    num_domains: int
+
+
+def compare_distributions(
+    before: RunFolder, after: RunFolder, pairing: Pairing
+) -> Distributions:
+    """Compare scores and domains of the kept documents, in a sample of the input splits."""
+    splits_before, splits_after = _sample(before, after, pairing)
+    with (
+        build_index(before, splits_before) as index_before,
+        build_index(after, splits_after) as index_after,
+    ):
+        both = (index_before, index_after)
+        names = [name for name in both[1].score_names if name in both[0].score_names]
+        scores = [_compare_score(both, name) for name in names]
+        domains = _compare_domains(both)
+        return Distributions(
+            num_docs=(both[0].num_docs, both[1].num_docs),
+            scores=tuple(sorted(scores, key=lambda one: (-one.moved_share, one.score))),
+            domains=tuple(domains[:NUM_DOMAINS]),
+            num_domains=len(domains),
+        )
+
+
+def _sample(
+    before: RunFolder, after: RunFolder, pairing: Pairing
+) -> tuple[list[RunSplit], list[RunSplit]]:
+    """Return input splits of both runs; those of the same files are in both or in none."""
+    step = max(get_sampling_step(run, MAX_DOCS) for run in (before, after))
+    same = pairing.same[::step]
+    chosen = (
+        {pair[0] for pair in same} | set(pairing.only_before[::step]),
+        {pair[1] for pair in same} | set(pairing.only_after[::step]),
+    )
+    return (
+        [split for split in before.splits if split in chosen[0]],
+        [split for split in after.splits if split in chosen[1]],
+    )
+
+
+def _compare_score(both: Sequence[Index], score: str) -> ScoreChange:
+    kept = [index.is_named("decision", KEPT)[: index.num_scored] for index in both]
+    values = [
+        index.read_numbers(score)[: index.num_scored].astype(np.float64)[is_kept]
+        for index, is_kept in zip(both, kept, strict=True)
+    ]
+    edges, is_log = find_edges(np.concatenate(values))
+    counts: list[dict[str | None, NDArray[np.int64]]] = []
+    for index, is_kept in zip(both, kept, strict=True):
+        numbers = count_bins(index, score, edges, is_log, is_kept.astype(np.int64), 2)
+        names = [name or UNKNOWN for name in index.names["language"].values]
+        by_language: dict[str | None, NDArray[np.int64]] = dict(
+            zip(names, numbers[:, :, 1], strict=True)
+        )
+        counts.append({None: numbers[:, :, 1].sum(axis=0), **by_language})
+    return ScoreChange(
+        score,
+        (_find_median(values[0]), _find_median(values[1])),
+        _measure_moved(counts[0][None], counts[1][None]),
+        edges.tolist(),
+        is_log,
+        _list_histograms(counts[0], counts[1]),
+    )
+
+
+def _find_median(values: NDArray[np.float64]) -> float | None:
+    valid = values[~np.isnan(values)]
+    return float(np.median(valid)) if len(valid) else None
+
+
+def _measure_moved(before: NDArray[np.int64], after: NDArray[np.int64]) -> float:
+    """Return half of the summed differences of the shares of each bin."""
+    shares = [counts / max(1, counts.sum()) for counts in (before, after)]
+    return float(np.abs(shares[0] - shares[1]).sum() / 2)
+
+
+def _list_histograms(
+    before: Mapping[str | None, NDArray[np.int64]],
+    after: Mapping[str | None, NDArray[np.int64]],
+) -> list[dict[str, Any]]:
+    empty = np.zeros_like(after[None])
+    pairs = {
+        name: (before.get(name, empty), after.get(name, empty))
+        for name in dict.fromkeys([*after, *before])
+    }
+    languages = [name for name in pairs if name is not None]
+    languages.sort(key=lambda name: -max(side.sum() for side in pairs[name]))
+    found: list[dict[str, Any]] = []
+    for name in (None, *languages[:MAX_LANGUAGES]):
+        old, new = pairs[name]
+        if old.any() or new.any():
+            counts = {"before": old.tolist(), "after": new.tolist()}
+            num_docs = int(new.sum())
+            found.append({"language": name, "num_docs": num_docs, **counts, "lines": []})
+    return found
+
+
+def _compare_domains(both: Sequence[Index]) -> list[DomainChange]:
+    """Return the domains with another number of kept documents, the largest changes first."""
+    numbers: dict[str, list[tuple[int, int]]] = {}
+    for place, index in enumerate(both):
+        domains = index.names["source_domain"].values
+        rows = index.read_numbers("source_domain")
+        read = np.bincount(rows, minlength=len(domains)).tolist()
+        is_kept = index.is_named("decision", KEPT)
+        kept = np.bincount(rows[is_kept], minlength=len(domains)).tolist()
+        for name, *pair in zip(domains, read, kept, strict=True):
+            sides = numbers.setdefault(name or "", [(0, 0), (0, 0)])
+            sides[place] = (pair[0], pair[1])
+    changes: list[DomainChange] = []
+    for name, (old, new) in numbers.items():
+        if old[1] != new[1]:
+            changes.append(DomainChange(name, (old[0], new[0]), (old[1], new[1])))
+    changes.sort(key=lambda one: (-abs(one.kept[1] - one.kept[0]), one.name))
+    return changes

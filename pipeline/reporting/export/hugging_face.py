@@ -1,0 +1,116 @@
+"""The kept documents of a run as a dataset in the layout of Hugging Face.
+
+data/train-00000-of-00007.parquet, ... (or .jsonl.gz), each with the documents of consecutive
+input splits, so that a finished file need not be written again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.phases.select import Select
+from pipeline.reporting.export.ccnet import dump_json, open_gzip
+from pipeline.reporting.export.destination import Destination
+from pipeline.reporting.kept_documents import KeptDocuments
+from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.run_folder import RunSplit
+from pipeline.runs.split_output import RowGroups
+from stages.counters import Counters
+
+DATA_FOLDER = "data"
+
+# Characters of a file, unless one input split has more: about 200 MB of Parquet. Hugging Face
+# cuts its own files at 500 MB in memory (`max_shard_size` of `Dataset.push_to_hub`).
+FILE_CHARS = 2**29
+
+SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl.gz"}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of the dataset and the input splits whose documents it has."""
+
+    stem: str  # its name without the suffix
+    splits: tuple[RunSplit, ...]
+
+
+def plan_files(documents: KeptDocuments, file_chars: int) -> list[DataFile]:
+    """Return the files of a dataset, each of about `file_chars` characters.
+
+    Splits without kept documents are in no file.
+    """
+    run = documents.run
+    groups: list[list[RunSplit]] = []
+    num_chars = math.inf
+    records = run.folder(Select.name).records(split.key for split in run.splits)
+    for split, record in zip(run.splits, records, strict=True):
+        counts = record["counters"]["counts"]
+        if not counts.get("documents_kept"):
+            continue
+        num_chars += counts["chars"]
+        if num_chars > file_chars:
+            groups.append([])
+            num_chars = counts["chars"]
+        groups[-1].append(split)
+    return [
+        DataFile(f"train-{number:05d}-of-{len(groups):05d}", tuple(group))
+        for number, group in enumerate(groups)
+    ]
+
+
+def write_hugging_face(
+    documents: KeptDocuments, destination: Destination, format: str, file_chars: int
+) -> dict[str, Any]:
+    """Write the data files; return file -> documents, bytes and digest."""
+    files: dict[str, Any] = {}
+    for file in plan_files(documents, file_chars):
+        name = file.stem + SUFFIXES[format]
+
+        def write(output: PendingOutput, file: DataFile = file, name: str = name) -> None:
+            counters = _write_file(documents, file, output, name, format)
+            output.record = {"counters": counters.to_json()}
+
+        record = destination.write(file.stem, write)
+        stored = record["outputs"][name]
+        files[f"{DATA_FOLDER}/{name}"] = {
+            "num_docs": record["counters"]["counts"]["documents"],
+            "num_bytes": stored["bytes"],
+            "sha256": stored["sha256"],
+        }
+    return files
+
+
+def _write_file(
+    documents: KeptDocuments, file: DataFile, output: PendingOutput, name: str, format: str
+) -> Counters:
+    """Write one file and return its number of documents."""
+    counters = Counters()
+    path = output.path(name)
+    if format == "parquet":
+        with RowGroups(path) as rows:
+            rows.start(documents.schema)
+            for table in documents.read(file.splits):
+                rows.add(table)
+                counters.add("documents", table.num_rows)
+        return counters
+    with path.open("xb") as raw, open_gzip(raw) as lines:
+        for table in documents.read(file.splits):
+            for document in _make_json_values(table).to_pylist():
+                lines.write(dump_json(document))
+            counters.add("documents", table.num_rows)
+    return counters
+
+
+def _make_json_values(table: pa.Table) -> pa.Table:
+    """Replace numbers that JSON does not have, such as infinity, by null."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):
+            column = table.column(index)
+            finite = pc.if_else(pc.is_finite(column), column, None)
+            table = table.set_column(index, field, finite)
+    return table
