@@ -18,13 +18,21 @@ class AnomalyGuard:
     """Refuses steps with a non-finite loss or gradient, or with a spike of the gradient norm.
 
     All ranks see the same figures, so all decide the same.
+
+    Attributes:
+        num_bad: refused steps of the whole run.
+        wants_rewind: whether the run must return to its newest checkpoint before the next step.
     """
 
     def __init__(self, config: AnomalyGuardConfig) -> None:
         self._config = config
         self.num_bad = 0
+        self.wants_rewind = False
         self._num_consecutive = 0
         self._mean_norm: float | None = None
+        # Rewinds to the same checkpoint, and its step.
+        self._num_rewinds = 0
+        self._rewound_to: int | None = None
 
     def accept(self, loss: float, norm: float, step: int) -> bool:
         """Return whether the optimizer should take the step.
@@ -48,6 +56,7 @@ class AnomalyGuard:
             return True
         self.num_bad += 1
         self._num_consecutive += 1
+        self.wants_rewind = self._config.on_bad_step == "rewind"
         max_skips = self._config.max_consecutive_skips
         if self._config.on_bad_step == "stop" or self._num_consecutive >= max_skips:
             raise TrainingStopped(
@@ -57,6 +66,31 @@ class AnomalyGuard:
                 f"inspect these rows, and start again"
             )
         return False
+
+    def rewind(self, state: Mapping[str, Any], step: int) -> None:
+        """Take the running mean of a checkpoint; counts of bad steps and rewinds go on.
+
+        Args:
+            state: as saved in the checkpoint.
+            step: of the checkpoint.
+
+        Raises:
+            TrainingStopped: the run has returned too often to this checkpoint.
+        """
+        self.wants_rewind, self._num_consecutive = False, 0
+        self._mean_norm = state["mean_norm"]
+        self._num_rewinds = self._num_rewinds + 1 if step == self._rewound_to else 1
+        self._rewound_to = step
+        if self._num_rewinds > self._config.max_rewinds:
+            raise TrainingStopped(
+                f"the run has returned {self._config.max_rewinds} times to step {step} and met "
+                f"another bad step (anomaly_guard.max_rewinds). Lower optimizer.learning_rate or "
+                f"raise anomaly_guard.spike_factor, and start again"
+            )
+
+    def skip(self) -> None:
+        """Leave a bad step out, because there is no checkpoint to return to."""
+        self.wants_rewind = False
 
     def _find_fault(self, loss: float, norm: float) -> str | None:
         # Any comparison with NaN is false, so NaN needs this test before the comparison below.
@@ -77,6 +111,8 @@ class AnomalyGuard:
             # A key of the checkpoint format; it keeps its name.
             "in_a_row": self._num_consecutive,
             "mean_norm": self._mean_norm,
+            "num_rewinds": self._num_rewinds,
+            "rewound_to": self._rewound_to,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -84,3 +120,6 @@ class AnomalyGuard:
         self.num_bad = state["num_bad"]
         self._num_consecutive = state["in_a_row"]
         self._mean_norm = state["mean_norm"]
+        # Checkpoints of earlier versions do not have these.
+        self._num_rewinds = state.get("num_rewinds", 0)
+        self._rewound_to = state.get("rewound_to")

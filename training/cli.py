@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from terminal_output import escape_output
+
+if TYPE_CHECKING:
+    from training.config import TrainConfig
+    from training.parallel.distributed import RankContext
 
 # torch takes seconds to import. Commands import it themselves, so that --help is fast.
 
@@ -103,6 +110,24 @@ def set_up() -> None:
     configure_logging(is_first_rank=os.environ.get("RANK", "0") == "0")
 
 
+@contextmanager
+def _join_ranks(config: TrainConfig) -> Generator[RankContext]:
+    """Join the process group of the launcher, and leave it at the end."""
+    from training.parallel.distributed import init_distributed, shutdown_distributed
+
+    dump_dir = Path(config.run_dir) / "hang"
+    try:
+        yield init_distributed(
+            config.parallel,
+            timeout_s=config.advanced.start_timeout_s,
+            dump_dir=dump_dir,
+            expandable_segments=config.advanced.expandable_segments,
+            eager_connections=config.advanced.eager_connections,
+        )
+    finally:
+        shutdown_distributed()
+
+
 @app.command()
 def run(
     config: ConfigArgument,
@@ -125,18 +150,10 @@ def run(
 
         result = launch(train_config, num_workers=workers, max_failures=max_failures)
     else:
-        from training.parallel.distributed import init_distributed, shutdown_distributed
         from training.trainer import train
 
-        context = init_distributed(
-            train_config.parallel,
-            timeout_s=train_config.advanced.start_timeout_s,
-            dump_dir=Path(train_config.run_dir) / "hang",
-        )
-        try:
+        with _join_ranks(train_config) as context:
             result = train(train_config, context)
-        finally:
-            shutdown_distributed()
     sys.exit(ExitCode.STOPPED if result.was_stopped else ExitCode.DONE)
 
 
@@ -149,8 +166,12 @@ def plan(
     ] = "h100-80gb",
     tokens: TokensOption = None,
     mfu: Annotated[
-        float, typer.Option(help="Model FLOPs utilization to assume, 0..1.")
-    ] = 0.4,
+        float | None,
+        typer.Option(
+            help="Model FLOPs utilization to assume, 0..1. [default: the published one of the "
+            "nearest shape]"
+        ),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Also write a chart to this SVG file.")
     ] = None,
@@ -184,6 +205,78 @@ def plan(
     sys.exit(ExitCode.DONE if result.configured.fits(result.gpu) else ExitCode.FAILED)
 
 
+@app.command("eval")
+def eval_(
+    config: ConfigArgument,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint. [default: the newest one of the run]"),
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Evaluate a checkpoint on held-out documents and tasks.
+
+    The figures are those that training logs at this step. They are printed as JSON. Use torchrun
+    for several ranks, of any number.
+    """
+    from training.config import load_config
+    from training.evaluation.evaluations import evaluate_checkpoint
+
+    train_config = load_config(config, overrides or ())
+    with _join_ranks(train_config) as context:
+        path, figures = evaluate_checkpoint(train_config, context, checkpoint)
+        if context.is_first:
+            print(json.dumps({"checkpoint": str(path), **figures}, indent=1))
+
+
+@app.command()
+def bench(
+    config: ConfigArgument,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure.")] = 10,
+    overrides: SetOption = None,
+) -> None:
+    """Measure speed and memory on random rows, beside the figures of the plan.
+
+    As many steps run before, for compilation. The data of the config is not read, and nothing is
+    saved. Use torchrun for several ranks.
+    """
+    from training.config import load_config
+    from training.planning.bench import describe, measure
+    from training.planning.plan import find_vocab_size
+
+    train_config = load_config(config, overrides or ())
+    vocab_size = find_vocab_size(train_config)
+    with _join_ranks(train_config) as context:
+        measured = measure(train_config, context, vocab_size, steps)
+        if context.is_first:
+            for line in describe(train_config, context.world_size, vocab_size, measured):
+                print(line)
+
+
+@app.command()
+def sweep(
+    config: ConfigArgument,
+    rates: Annotated[
+        list[float], typer.Option("--lr", help="A learning rate. Repeat it for more rates.")
+    ],
+    overrides: SetOption = None,
+) -> None:
+    """Train with several learning rates, and compare the losses.
+
+    The runs have the same seed and rows, in run_dir/lr-RATE. Started again, the sweep goes on.
+    The curves of all runs are in run_dir/sweep.html.
+    """
+    from training.config import load_config
+    from training.sweep import format_table, sweep, write_sweep
+
+    train_config = load_config(config, overrides or ())
+    with _join_ranks(train_config) as context:
+        runs = list(sweep(train_config, rates, context))
+        if context.is_first and runs:
+            print("\n".join([*format_table(runs), str(write_sweep(train_config, runs))]))
+    sys.exit(ExitCode.DONE if len(runs) == len(rates) else ExitCode.STOPPED)
+
+
 @app.command("import")
 def import_(
     folder: Annotated[
@@ -205,6 +298,18 @@ def import_(
 
 
 @app.command()
+def report(
+    run_dir: Annotated[
+        Path, typer.Argument(help="Folder of a run, also of a running one.")
+    ],
+) -> None:
+    """Draw the curves of a run into run_dir/report.html."""
+    from training.observability.curves import write_report
+
+    print(write_report(run_dir))
+
+
+@app.command()
 def export(
     source: Annotated[
         Path,
@@ -221,7 +326,8 @@ def export(
 ) -> None:
     """Write a checkpoint in Hugging Face format.
 
-    transformers reads it as LlamaForCausalLM. Adapters are merged. No GPU is needed.
+    transformers reads it as LlamaForCausalLM, or Qwen3ForCausalLM with `model.qk_norm`. Adapters
+    are merged. No GPU is needed.
     """
     from training.hugging_face.export import export_checkpoint
 
@@ -254,6 +360,15 @@ def verify(
             print(f"  {damage}")
         is_damaged = is_damaged or bool(result.damage)
     sys.exit(ExitCode.FAILED if is_damaged else ExitCode.DONE)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a config, with which editors complete and check keys."""
+    from config_files.editor_schema import make_schema
+    from training.config import TrainConfig
+
+    sys.stdout.write(make_schema(TrainConfig, "Config of a corpusmill training run"))
 
 
 @app.command("add-digests")

@@ -15,26 +15,20 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from training.anomaly_guard import AnomalyGuard
+from training.build import build_model
 from training.checkpoint.checkpointer import Checkpointer, TrainState
 from training.checkpoint.marker import format_step_name
-from training.config import (
-    CheckpointConfig,
-    ObservabilityConfig,
-    TrainConfig,
-    ValidationConfig,
-)
+from training.config import CheckpointConfig, ObservabilityConfig, TrainConfig
 from training.data.batches import MicroBatch, open_batches
-from training.data.validation import Validation
-from training.hugging_face.weights import load_weights_into
-from training.model.decoder import Decoder
-from training.model.initialization import init_parameter
-from training.model.lora import add_adapters, init_adapter, is_adapter
+from training.evaluation.evaluations import Evaluations
 from training.model.size import count_flops_per_token, resolve_vocab_size
+from training.observability.curves import write_report
 from training.observability.metrics_log import MetricsLog
 from training.observability.profiling import (
     ScheduledGC,
@@ -44,10 +38,16 @@ from training.observability.profiling import (
 )
 from training.observability.prometheus import serve_prometheus
 from training.observability.step_timer import StepTimer
+from training.observability.summary import (
+    format_evaluation,
+    format_step,
+    format_summary,
+)
 from training.parallel.distributed import RankContext
 from training.parallel.optimizer import Optimizer, compute_learning_rate
-from training.parallel.parallelize import accumulate_gradients, parallelize
+from training.parallel.parallelize import COMPUTE_DTYPES, accumulate_gradients
 from training.planning.gpus import find_peak_flops
+from training.step_figures import DeviceGuard, StepFigures
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,10 @@ def train(
     """
     with ExitStack() as cleanup:
         trainer = Trainer(config, context, cleanup)
-        return trainer.run(stop_requested)
+        first_step = trainer.step
+        result = trainer.run(stop_requested)
+        trainer.report_results(first_step)
+        return result
 
 
 class Trainer:
@@ -113,41 +116,25 @@ class Trainer:
         cleanup.callback(self.checkpointer.close)
         # Before the model is built: a resumed run does not read the initial weights.
         newest = self.checkpointer.find_newest()
-        self.model, decoder = self._build_model(is_new_run=newest is None)
+        self.model, decoder = build_model(
+            config, self.vocab_size, context, loads_initial_weights=newest is None
+        )
         self.parameters = dict(decoder.named_parameters())
         self.optimizer = Optimizer(
-            self.parameters, config.optimizer, config.parallel, context
+            self.parameters,
+            config.optimizer,
+            config.parallel,
+            context,
+            COMPUTE_DTYPES[config.precision.compute],
         )
         self.anomaly_guard = AnomalyGuard(config.anomaly_guard)
+        self.enqueued: StepFigures | None = None
+        self.loss, self.is_stopping, self.is_first_report = math.nan, False, True
         self._open_logs(cleanup)
-        self.validation = Validation(config, context) if config.validation else None
+        self.evaluations = Evaluations(config, context)
         if newest is not None:
             self._resume(newest)
-
-    def _build_model(self, *, is_new_run: bool) -> tuple[nn.Module, Decoder]:
-        """Return the distributed model and the decoder inside it."""
-        config = self.config
-        with torch.device("meta"):
-            decoder = Decoder(config.model, self.vocab_size)
-            if config.lora is not None:
-                add_adapters(decoder, config.lora)
-
-        def init(name: str, parameter: Tensor) -> None:
-            if is_adapter(name):
-                init_adapter(name, parameter, config.seed)
-            else:
-                init_parameter(name, parameter, config.model, config.seed)
-
-        model = parallelize(
-            decoder,
-            init,
-            parallel=config.parallel,
-            precision=config.precision,
-            context=self.context,
-        )
-        if is_new_run and config.model.initial_weights is not None:
-            load_weights_into(Path(config.model.initial_weights), decoder)
-        return model, decoder
+        self.device_guard = self._make_device_guard()
 
     def _open_logs(self, cleanup: ExitStack) -> None:
         """Open the metrics log and the Prometheus endpoint, and schedule garbage collection."""
@@ -176,16 +163,66 @@ class Trainer:
             log.info("%d broken lines are skipped; %s", stats["broken_lines"], first_faults)
 
     def _resume(self, newest: Path) -> None:
-        progress = self.checkpointer.restore(newest, self._make_state())
-        # The checkpoint was loaded into the parameters; masters in CPU memory are copies.
-        self.optimizer.sync_masters()
-        self.step = progress["step"]
+        progress = self._load(newest)
         self.batches.load_state_dict(progress["rows"])
+        # Checkpoints of earlier versions have no rewinds.
+        self.batches.skipped_steps = progress.get("skipped_steps", 0)
         self.anomaly_guard.load_state_dict(progress["guard"])
         path = self.checkpointer.folder / format_step_name(self.step)
         log.info(
             "resuming from %s: step %d, row %d", path, self.step, self.batches.position
         )
+
+    def _load(self, checkpoint: Path) -> dict[str, Any]:
+        """Load parameters, optimizer and step of a checkpoint; return its progress."""
+        progress = self.checkpointer.restore(checkpoint, self._make_state())
+        # The checkpoint was loaded into the parameters; masters in CPU memory are copies.
+        self.optimizer.sync_masters()
+        self.step = progress["step"]
+        return progress
+
+    def _make_device_guard(self) -> DeviceGuard:
+        """Return the guard of the device, with the running mean of the host's."""
+        mean_norm = self.anomaly_guard.state_dict()["mean_norm"]
+        return DeviceGuard(self.config.anomaly_guard, mean_norm, self.context.device)
+
+    def _rewind(self, norm: float) -> bool:
+        """Return to the newest checkpoint, and leave out the rows that were read since then.
+
+        The loader continues where it is. A run that is killed before its next checkpoint meets the
+        same bad step again, and returns to the same place.
+
+        Returns:
+            Whether there was a checkpoint. Otherwise the bad step is skipped.
+        """
+        self.checkpointer.wait()
+        newest, bad_step = self.checkpointer.find_newest(), self.step
+        if newest is None:
+            log.warning("step %d is bad, and skipped: there is no checkpoint yet", bad_step)
+            self.anomaly_guard.skip()
+            return False
+        progress = self._load(newest)
+        self.anomaly_guard.rewind(progress["guard"], self.step)
+        self.device_guard = self._make_device_guard()
+        self.batches.skipped_steps += bad_step - self.step
+        rewind = {
+            "rewind/bad_step": bad_step,
+            "rewind/loss": self.loss,
+            "rewind/grad_norm": norm,
+            "rewind/position": self.batches.position,
+        }
+        self.metrics_log.write(self.step, rewind)
+        log.warning(
+            "step %d is bad (loss %.4g, gradient norm %.4g): back to step %d; the rows of steps "
+            "%d to %d are left out",
+            bad_step,
+            self.loss,
+            norm,
+            self.step,
+            self.step + 1,
+            bad_step,
+        )
+        return True
 
     def _make_state(self) -> TrainState:
         """Return the live state. The keys of `progress` are part of the checkpoint format."""
@@ -193,6 +230,7 @@ class Trainer:
         progress = {
             "step": self.step,
             "rows": self.batches.state_dict(),
+            "skipped_steps": self.batches.skipped_steps,
             "guard": self.anomaly_guard.state_dict(),
             "model": {**config.model.model_dump(), "vocab_size": self.vocab_size},
             "lora": config.lora and config.lora.model_dump(),
@@ -205,8 +243,8 @@ class Trainer:
     def run(self, stop_requested: threading.Event | None = None) -> TrainResult:
         """Train to the last step, or until SIGTERM or the event requests a stop."""
         stop_requested = stop_requested or threading.Event()
-        config, timer, loss = self.config, StepTimer(), math.nan
-        first_step, is_stopping = self.step, False
+        config, timer = self.config, StepTimer()
+        first_step, self.is_stopping = self.step, False
         with (
             _stop_on_sigterm(stop_requested),
             trace_steps(
@@ -214,71 +252,109 @@ class Trainer:
             ) as finish_traced_step,
             record_memory_history(config.observability, self.run_dir, self.context),
         ):
-            while self.step < config.steps and not is_stopping:
+            while self.step < config.steps and not self.is_stopping:
                 with timer.measure_wait():
                     micro_batches = self.batches.read_step(self.step)
                 # A stop is an agreement of all ranks, reached inside of the step.
-                figures = self._train_step(
+                enqueued = self._train_step(
                     micro_batches, wants_stop=stop_requested.is_set()
                 )
-                loss, is_stopping = figures["loss"], bool(figures.pop("wants_stop"))
-                timer.add_step(int(figures.pop("tokens")))
-                self.step += 1
+                # While the device computes this step, the host reads the one before.
+                self._finish_step(timer)
+                self.enqueued = enqueued
+                if config.anomaly_guard.on_bad_step == "rewind":
+                    # Read at once, because the step after a bad one must not read its rows.
+                    self._finish_step(timer)
+                if self.step < enqueued.step:
+                    continue  # back to an earlier step
                 finish_traced_step()
                 self.scheduled_gc.collect(self.step)
-                is_first_step = self.step == first_step + 1
-                if is_first_step:
+                if self.step == first_step + 1:
+                    self._finish_step(timer)
                     # Later steps get a shorter timeout: they do not compile, and open no datasets.
                     self.context.set_timeout(config.advanced.step_timeout_s)
-                if is_first_step or self._is_due(config.observability):
-                    self._report(figures, timer)
-                self._validate_and_save(is_stopping=is_stopping)
+                self._evaluate_and_save(timer)
+            self._finish_step(timer)
         # The last checkpoint must be complete before the process ends.
         self.checkpointer.wait()
-        return TrainResult(self.step, loss, is_stopping and self.step < config.steps)
+        was_stopped = self.is_stopping and self.step < config.steps
+        return TrainResult(self.step, self.loss, was_stopped)
+
+    def _finish_step(self, timer: StepTimer) -> None:
+        """Wait for the enqueued step, if there is one; check and report its figures.
+
+        Raises:
+            TrainingStopped: too many bad steps. The optimizer has skipped them.
+        """
+        enqueued, self.enqueued = self.enqueued, None
+        if enqueued is None:
+            return
+        self.loss, norm, tokens, wants_stop = enqueued.read()
+        self.is_stopping = self.is_stopping or bool(wants_stop)
+        timer.add_step(int(tokens))
+        # The device has decided the same. Here it is counted, and too many bad steps end the run.
+        self.anomaly_guard.accept(self.loss, norm, enqueued.step - 1)
+        if self.anomaly_guard.wants_rewind and self._rewind(norm):
+            return
+        if self.is_first_report or self._is_due(self.config.observability, enqueued.step):
+            self.is_first_report = False
+            self._report(enqueued, norm, timer)
+
+    def report_results(self, first_step: int) -> None:
+        """Draw the curves, and log where the results of the steps since `first_step` are."""
+        if not self.context.is_first or self.step == 0:
+            return
+        report = write_report(self.run_dir, self.config.model_dump(mode="json"))
+        checkpoint = None
+        if self.config.checkpoint.every_steps is not None:
+            checkpoint = self.checkpointer.folder / format_step_name(self.step)
+        summary = format_summary(
+            self.config, self.step, first_step, self.metrics_log.latest, checkpoint, report
+        )
+        log.info(summary)
 
     def _train_step(
         self, micro_batches: list[MicroBatch], *, wants_stop: bool
-    ) -> dict[str, float]:
-        """Run one step; the optimizer skips it if the anomaly guard refuses.
+    ) -> StepFigures:
+        """Enqueue one step, without waiting for the device; the optimizer skips a bad one.
 
         Returns:
-            The figures of the step, the same on all ranks.
+            The figures of the step, the same on all ranks: loss, gradient norm, tokens, and
+            whether a rank wants to stop.
         """
         context = self.context
         # fp64, because fp32 counts exactly only up to 2**24 labels.
         local_labels = torch.stack([m.num_labels for m in micro_batches]).sum().double()
-        num_labels = context.sum_over_data_ranks(local_labels)
+        num_labels = context.sum_over_data_ranks(local_labels).clamp(min=1)
         # DDP and FSDP average gradients over ranks. We want the mean over all labels instead, so
         # the number of ranks is multiplied back in.
-        scale = context.num_data_ranks / num_labels.clamp(min=1)
-        local_loss = self._accumulate(micro_batches, scale)
+        num_ranks = context.num_data_ranks * context.context_degree
+        local_loss = self._accumulate(micro_batches, num_ranks / num_labels)
+        local_loss = context.sum_over_row(local_loss)
         # The norm of all ranks: every rank then takes the same decision below.
-        norm = self.optimizer.clip_gradients()
+        norm = self.optimizer.clip_gradients().to(context.device, torch.float64)
         # A signal reaches ranks at different times. The maximum makes all of them stop at the same
-        # step.
-        stop = torch.tensor(wants_stop, dtype=torch.int32, device=context.device)
+        # step. torch.full and not torch.tensor, which would wait for the device.
+        stop = torch.full((), wants_stop, dtype=torch.int32, device=context.device)
         stop = context.max_over_ranks(stop)
         local_tokens = sum(m.input_ids.numel() for m in micro_batches)
-        tokens = torch.tensor(local_tokens, device=context.device)
-        sums = context.sum_over_data_ranks(torch.stack([local_loss.double(), tokens]))
-        # Here the CPU waits for the device, once per step.
-        loss_sum, all_tokens = sums.tolist()
-        mean_loss = loss_sum / max(1.0, float(num_labels))
+        tokens = torch.full_like(num_labels, local_tokens)
+        loss_sum, tokens = context.sum_over_data_ranks(
+            torch.stack([local_loss.double(), tokens])
+        )
+        loss = loss_sum / num_labels
         learning_rate = compute_learning_rate(
             self.step, self.config.steps, self.config.optimizer
         )
-        if self.anomaly_guard.accept(mean_loss, float(norm), self.step):
-            self.optimizer.step(learning_rate)
+        self.optimizer.step(learning_rate, self.device_guard.find_bad(loss, norm))
         self.optimizer.zero_grad()
-        return {
-            "loss": mean_loss,
-            "grad_norm": float(norm),
-            "learning_rate": learning_rate,
-            "bad_steps": self.anomaly_guard.num_bad,
-            "tokens": all_tokens,
-            "wants_stop": stop.item(),
-        }
+        self.step += 1
+        return StepFigures(
+            [loss, norm, tokens, stop],
+            step=self.step,
+            position=self.batches.position,
+            learning_rate=learning_rate,
+        )
 
     def _accumulate(self, micro_batches: list[MicroBatch], scale: Tensor) -> Tensor:
         """Run forward and backward of all micro-batches; return the summed loss of this rank."""
@@ -295,50 +371,45 @@ class Trainer:
                 total += loss.detach()
         return total
 
-    def _report(self, figures: dict[str, float], timer: StepTimer) -> None:
+    def _report(self, enqueued: StepFigures, norm: float, timer: StepTimer) -> None:
         """Write the figures of a step to the log, and a line to the terminal."""
         rates = timer.report(self.flops_per_token, self.context.world_size, self.peak_flops)
-        memory = read_memory_peaks(self.context.device)
-        stats = self.batches.stats()
-        loader = {
-            f"loader_{key}": stats[key] for key in _LOGGED_LOADER_STATS if key in stats
+        figures: dict[str, float] = {
+            "loss": self.loss,
+            "grad_norm": norm,
+            "learning_rate": enqueued.learning_rate,
+            "bad_steps": self.anomaly_guard.num_bad,
+            **rates,
+            **read_memory_peaks(self.context.device),
         }
-        position = {"position": self.batches.position}
-        self.metrics_log.write(
-            self.step, {**figures, **rates, **memory, **loader, **position}
-        )
-        left_s = (self.config.steps - self.step) * rates["step_s"]
-        mfu = f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
-        message = (
-            f"step {self.step:>7,}/{self.config.steps:,}  loss {figures['loss']:.4f}  "
-            f"norm {figures['grad_norm']:.2f}  {rates['tokens_per_s']:,.0f} tokens/s{mfu}  "
-            f"waiting for rows {rates['stall_share']:.1%}  left {_format_duration(left_s)}"
-        )
-        log.info(message)
+        stats = self.batches.stats()
+        for key in _LOGGED_LOADER_STATS:
+            if key in stats:
+                figures[f"loader_{key}"] = stats[key]
+        figures["position"] = enqueued.position
+        self.metrics_log.write(enqueued.step, figures)
+        log.info(format_step(enqueued.step, self.config.steps, figures))
 
-    def _validate_and_save(self, *, is_stopping: bool) -> None:
-        """Validate and save a checkpoint if they are due. A requested stop only saves."""
+    def _evaluate_and_save(self, timer: StepTimer) -> None:
+        """Evaluate and save a checkpoint if they are due. A requested stop only saves."""
         config = self.config
-        if (
-            self.validation is not None
-            and self._is_due(config.validation)
-            and not is_stopping
-        ):
-            figures = self.validation.evaluate(self.model)
+        saves = self._is_due(config.checkpoint, self.step)
+        if saves or self.is_stopping or self.evaluations.is_due(self.step):
+            # Neither may come before the figures of the step are known to be good.
+            self._finish_step(timer)
+        if self.evaluations.is_due(self.step) and not self.is_stopping:
+            figures = self.evaluations.run_due(self.model, self.step)
             self.metrics_log.write(self.step, figures)
-            loss = figures["validation/loss"]
-            message = f"step {self.step:>7,}  validation loss {loss:.4f}"
-            log.info(message)
-        if self._is_due(config.checkpoint) or is_stopping:
+            log.info(format_evaluation(self.step, figures))
+        if saves or (self.is_stopping and config.checkpoint.every_steps is not None):
             self.checkpointer.save(self._make_state())
 
-    def _is_due(
-        self, section: ValidationConfig | CheckpointConfig | ObservabilityConfig | None
-    ) -> bool:
-        """Return whether the step is the last one, or a multiple of the section's every_steps."""
-        if section is None:
+    def _is_due(self, section: CheckpointConfig | ObservabilityConfig, step: int) -> bool:
+        """Return whether a step is the last one, or a multiple of the section's every_steps."""
+        every_steps = section.every_steps
+        if every_steps is None:
             return False
-        return self.step % section.every_steps == 0 or self.step == self.config.steps
+        return step % every_steps == 0 or step == self.config.steps
 
 
 def _get_peak_flops(config: ObservabilityConfig, device: torch.device) -> float | None:
@@ -364,9 +435,3 @@ def _stop_on_sigterm(event: threading.Event) -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

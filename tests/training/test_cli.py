@@ -11,7 +11,18 @@ from typer.testing import CliRunner
 from tests.conftest import REPOSITORY
 from training.cli import ExitCode, app, main
 
-COMMANDS = ("run", "plan", "import", "export", "verify", "add-digests")
+COMMANDS = (
+    "run",
+    "eval",
+    "bench",
+    "sweep",
+    "plan",
+    "import",
+    "export",
+    "verify",
+    "report",
+    "add-digests",
+)
 
 PRINT_HEAVY_MODULES = """
 import runpy, sys

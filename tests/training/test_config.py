@@ -72,12 +72,38 @@ def test_all_faults_are_reported_together() -> None:
     [
         (
             ["data.manifest=null"],
-            "exactly one of manifest, mixture, instructions; found none",
+            "exactly one of manifest, mixture, instructions, synthetic; found none",
         ),
         (["data.instructions=a.jsonl"], "found manifest, instructions"),
         (
-            ["data.manifest=null", "data.instructions=a.jsonl"],
+            ["data.manifest=null", "data.instructions=a.jsonl", "data.tokenizer=null"],
             "instructions need a tokenizer",
+        ),
+        (
+            [
+                "data.manifest=null",
+                "data.instructions=a.jsonl",
+                "data.tokenizer=t",
+                "data.packing=true",
+            ],
+            "instructions are always packed",
+        ),
+        (
+            [
+                "data.manifest=null",
+                "data.mixture={web: {manifest: a}}",
+                "data.packing=a.rows",
+            ],
+            "packing is 'a.rows' for a mixture; set it to true",
+        ),
+        (["data.mixture_schedule={5: {web: 1}}"], "mixture_schedule needs a mixture"),
+        (
+            [
+                "data.manifest=null",
+                "data.mixture={web: {manifest: a}}",
+                "data.mixture_schedule={5: {code: 1}}",
+            ],
+            "weights are given for ['code'], which are not sources",
         ),
         (["parallel.strategy=ddp", "parallel.tensor=2"], "tensor 2 needs zero2 or zero3"),
         (
@@ -99,6 +125,19 @@ def test_all_faults_are_reported_together() -> None:
         (
             ["precision.float8=rowwise", "parallel.tensor=2"],
             "float8 rowwise cannot be combined with parallel.tensor 2",
+        ),
+        (
+            ["precision.attention=cudnn"],
+            "precision.attention cudnn needs data.document_masks false",
+        ),
+        (
+            ["precision.attention=flash3", "precision.compute=fp32"],
+            "precision.attention flash3 needs precision.compute bf16",
+        ),
+        (["parallel.async_tensor=true"], "async_tensor needs tensor > 1"),
+        (
+            ["parallel.async_tensor=true", "parallel.tensor=2"],
+            "async_tensor needs precision.compile",
         ),
         (["model.num_kv_heads=3"], "num_heads 4 must be a multiple of num_kv_heads 3"),
         (["model.dim=65"], "dim 65 must be num_heads 4 times an even number"),

@@ -16,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader import TokenLoader
+from loader.packed.pack import pack_dataset
+from loader.reading.manifest_columns import read_manifest_columns
 from loader.state import ResumeMismatch
+from loader.storage import ReadSettings
 from tests.training.conftest import (
     losses,
     make_config,
@@ -198,7 +201,7 @@ def test_old_checkpoints_are_removed(language: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(language: Path, tmp_path: Path) -> None:
-    """The error has the names and both shapes."""
+    """The error names the parameters and shows both shapes."""
     train_here(make_config(tmp_path / "run", language, steps=1))
     with pytest.raises(
         IncompatibleConfig,
@@ -213,6 +216,17 @@ def test_a_checkpoint_of_other_data_is_refused(language: Path, tmp_path: Path) -
     other = write_language(tmp_path / "other", seed=1)
     with pytest.raises(ResumeMismatch, match=r"sources is .* in the state, .* here"):
         train_here(make_config(tmp_path / "run", other, steps=2))
+
+
+def test_smaller_steps_than_before_are_refused(language: Path, tmp_path: Path) -> None:
+    """The rows of the next step were read already; the error has both values."""
+    train_here(make_config(tmp_path / "run", language, steps=2))
+    smaller = {"global_batch_rows": 4}
+    with pytest.raises(
+        IncompatibleConfig,
+        match=r"global_batch_rows is 4, so step 3 ends at row 12, but 24",
+    ):
+        train_here(make_config(tmp_path / "run", language, steps=4, data=smaller))
 
 
 def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
@@ -241,6 +255,37 @@ def test_rows_are_those_of_the_loader(language: Path, tmp_path: Path) -> None:
     expected = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     assert losses(tmp_path / "run")[0] == pytest.approx(float(expected), rel=1e-5)
     assert AttentionMask().allowed is None
+
+
+def test_packed_rows_train_and_resume(language: Path, tmp_path: Path) -> None:
+    """A run that stops and continues has the losses of one that does not."""
+    packing = tmp_path / "language.rows"
+    columns = read_manifest_columns(language, ReadSettings())
+    pack_dataset(columns, seq_len=64, settings=ReadSettings(), out=packing)
+    data = {"packing": str(packing)}
+    train_here(make_config(tmp_path / "whole", language, steps=4, data=data))
+    for steps in (2, 4):
+        train_here(make_config(tmp_path / "parts", language, steps=steps, data=data))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    plain = make_config(tmp_path / "parts", language, steps=5)
+    with pytest.raises(ResumeMismatch, match="packings is"):
+        train_here(plain)
+
+
+def test_a_dataset_is_added_between_two_runs(language: Path, tmp_path: Path) -> None:
+    """The first run reads one dataset, and the second adds another one from step 2 on."""
+    other = write_language(tmp_path / "other", seed=1)
+    data = {
+        "mixture": {
+            "old": {"manifest": str(language)},
+            "new": {"manifest": str(other), "weight": 0},
+        },
+        "mixture_schedule": {2: {"old": 1, "new": 1}},
+    }
+    train_here(make_config(tmp_path / "whole", None, steps=4, data=data))
+    train_here(make_config(tmp_path / "parts", language, steps=2))
+    train_here(make_config(tmp_path / "parts", None, steps=4, data=data))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
 def test_a_failed_checkpoint_ends_the_run(language: Path, tmp_path: Path) -> None:

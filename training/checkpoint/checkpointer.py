@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,6 +320,30 @@ def load_weights(path: Path, model: Mapping[str, Tensor]) -> None:
     stored.load(tensors)
 
 
+def _check_optimizer(path: Path, stored: Collection[str], tensors: Collection[str]) -> None:
+    """Refuse a checkpoint of the other `optimizer.algorithm`.
+
+    Args:
+        path: of the checkpoint.
+        stored: names of its tensors.
+        tensors: names of the tensors to load; without an optimizer, nothing is checked.
+    """
+    if not any(name.startswith("optimizer.") for name in tensors):
+        return
+    found, wanted = _find_algorithm(stored), _find_algorithm(tensors)
+    if found != wanted:
+        raise IncompatibleConfig(
+            f"{path} has the state of optimizer.algorithm {found}, but the config has {wanted}. "
+            f"Set {found}, or give the run another run_dir"
+        )
+
+
+def _find_algorithm(names: Collection[str]) -> str:
+    """Return the `optimizer.algorithm` that wrote tensors with these names."""
+    has_momentum = any(name.endswith(".momentum_buffer") for name in names)
+    return "muon" if has_momentum else "adamw"
+
+
 def _open_for(path: Path, marker: Marker, tensors: Mapping[str, Tensor]) -> TensorFiles:
     """Open a checkpoint, and check that it has every tensor in the same shape.
 
@@ -328,6 +352,7 @@ def _open_for(path: Path, marker: Marker, tensors: Mapping[str, Tensor]) -> Tens
         IncompatibleConfig: with the first differences.
     """
     stored = TensorFiles(path, marker.files)
+    _check_optimizer(path, stored.shapes, tensors)
     # Compare all names and shapes before any tensor is changed.
     faults: list[str] = []
     for name, tensor in tensors.items():

@@ -44,7 +44,8 @@ _CONTENT = Object(
                 "num_bad": Integer(),
                 "in_a_row": Integer(),
                 "mean_norm": Nullable(Number()),
-            }
+            },
+            optional={"num_rewinds": Integer(), "rewound_to": Nullable(Integer())},
         ),
         "files": Table(
             Object(
@@ -55,6 +56,7 @@ _CONTENT = Object(
             )
         ),
     },
+    optional={"skipped_steps": Integer()},
     is_open=True,
 )
 

@@ -13,6 +13,7 @@ from torch._dynamo import maybe_mark_dynamic
 from loader import Mixture, TokenLoader
 from loader.storage import ReadSettings
 from training.config import DataConfig, TrainConfig
+from training.data.synthetic import SyntheticRows
 from training.errors import IncompatibleConfig
 from training.model.attention import AttentionMask, make_document_mask
 from training.model.loss import IGNORED_LABEL
@@ -37,7 +38,9 @@ class MicroBatch:
 
 
 class RowSource(Protocol):
-    """An endless iterator of batches with a resumable state: TokenLoader or InstructionRows."""
+    """An endless iterator of batches with a resumable state: TokenLoader, InstructionRows or
+    SyntheticRows.
+    """
 
     def __next__(self) -> dict[str, Any]:
         """Return the next micro-batch of this rank, as TokenLoader does."""
@@ -63,21 +66,34 @@ class StepBatches:
     global order. If the ranks' micro-batches do not divide global_batch_rows (7 ranks after a
     resume, say), steps differ by less than one micro-batch of every rank. No row is skipped or
     read twice.
+
+    Attributes:
+        skipped_steps: steps whose rows were left out by rewinds. Step s has the rows of step
+            s + skipped_steps.
     """
 
     def __init__(self, source: RowSource, config: DataConfig, device: torch.device) -> None:
         self._source, self._config, self._device = source, config, device
+        self.skipped_steps = 0
 
     def read_step(self, step: int) -> list[MicroBatch]:
         """Return the micro-batches of a step. Call it for consecutive steps.
 
         Raises:
+            IncompatibleConfig: the run was resumed with fewer rows per step than it has read.
             ReadFailed, ShardCorrupt: the dataset cannot be read.
         """
         micro_batches: list[MicroBatch] = []
         # The bound follows from the step alone, so a resumed run on other ranks ends its steps at
         # the same rows.
-        while self.position < (step + 1) * self._config.global_batch_rows:
+        end = (step + 1 + self.skipped_steps) * self._config.global_batch_rows
+        if self.position >= end:
+            raise IncompatibleConfig(
+                f"data.global_batch_rows is {self._config.global_batch_rows}, so step {step + 1} "
+                f"ends at row {end}, but {self.position} rows were read before it: the run began "
+                f"with larger steps. Set it to the earlier value, or give another run_dir"
+            )
+        while self.position < end:
             micro_batches.append(self._move_to_device(next(self._source)))
         return micro_batches
 
@@ -103,7 +119,7 @@ class StepBatches:
         for name, value in batch.items():
             # max_seqlen is an int. It is not needed: attention uses the row length as the bound.
             if isinstance(value, Tensor):
-                tensors[name] = value.to(self._device)
+                tensors[name] = value.to(self._device, non_blocking=True)
         if "cu_seqlens" in tensors:
             mask = AttentionMask(cu_seqlens=tensors["cu_seqlens"])
             # The number of documents varies between batches. Without the mark, torch.compile
@@ -143,6 +159,11 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
 
         rows, vocab_size = open_instructions(data, context, documents=documents)
         return StepBatches(rows, data, context.device), vocab_size
+    if data.synthetic is not None:
+        vocab_size = config.model.vocab_size
+        assert vocab_size is not None  # checked with the config
+        synthetic = SyntheticRows(data, vocab_size, context, documents)
+        return StepBatches(synthetic, data, context.device), vocab_size
     loader = TokenLoader(
         _list_datasets(data),
         seq_len=data.seq_len,
@@ -152,6 +173,7 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
         # rows.
         mesh=context.data_mesh,
         seed=data.seed,
+        packing=data.packing or None,
         documents=documents,
         device=context.device if context.device.type == "cuda" else None,
         settings=ReadSettings(on_corrupt=data.on_corrupt),
@@ -176,7 +198,4 @@ def _list_datasets(data: DataConfig) -> str | Mixture:
     if data.mixture is None:
         assert data.manifest is not None
         return data.manifest
-    return Mixture(
-        {name: source.manifest for name, source in data.mixture.items()},
-        weights={name: source.weight for name, source in data.mixture.items()},
-    )
+    return data.make_mixture()

@@ -13,13 +13,12 @@ a text (<s>, <|begin_of_text|>) is put before each conversation.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from training.data.tokenizer import OpenedTokenizer
 from training.errors import IncompatibleConfig
 
 # Tokens that can end an answer. Tokens made for this purpose come first.
@@ -57,37 +56,28 @@ class Segment(NamedTuple):
 
 
 class ChatTokenizer:
-    """A tokenizer.json together with the template for chats and instructions.
+    """A tokenizer together with the template for chats and instructions.
 
     Attributes:
-        digest: sha256 of the file, in hex.
+        digest: sha256 of its files, in hex, as in a manifest.
         vocab_size: highest id plus one.
         start: token before each conversation, or None.
         end, end_id: token that ends an answer.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Read the tokenizer.
+    def __init__(self, opened: OpenedTokenizer) -> None:
+        """Prepare a tokenizer, whose settings are changed, for conversations.
 
         Raises:
-            IncompatibleConfig: the file cannot be read, or has no token that can end an answer.
+            IncompatibleConfig: it has no token that can end an answer.
         """
-        import tokenizers
-
-        try:
-            content = path.read_bytes()
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises plain Exception
-            raise IncompatibleConfig(
-                f"data.tokenizer: {path} cannot be read as a tokenizer.json: {error}"
-            ) from error
+        self._tokenizer = opened.tokenizer
+        self.digest, self.vocab_size = opened.sha256, opened.vocab_size
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.digest = hashlib.sha256(content).hexdigest()
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         end = next((token for token in TURN_ENDS if token in vocabulary), None)
         if end is None:
             raise IncompatibleConfig(
-                f"data.tokenizer: {path} has none of the tokens that can end an answer: "
+                f"data.tokenizer: {opened.path} has none of the tokens that can end an answer: "
                 f"{', '.join(TURN_ENDS)}; add one to it, with an id below model.vocab_size"
             )
         self.end, self.end_id = end, vocabulary[end]

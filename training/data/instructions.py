@@ -30,6 +30,7 @@ from training.config import DataConfig
 from training.data.chat_format import ChatTokenizer
 from training.data.conversations import MAX_SHOWN_FAULTS, Conversations, read_conversations
 from training.data.packing import PackedEpoch, pack_epoch
+from training.data.tokenizer import open_tokenizer
 from training.model.loss import IGNORED_LABEL
 from training.parallel.distributed import RankContext
 
@@ -69,7 +70,7 @@ def open_instructions(
     """
     assert data.instructions is not None
     assert data.tokenizer is not None
-    tokenizer = ChatTokenizer(Path(data.tokenizer))
+    tokenizer = ChatTokenizer(open_tokenizer(data.tokenizer))
     conversations = read_conversations(
         Path(data.instructions), tokenizer, seq_len=data.seq_len
     )

@@ -1,4 +1,4 @@
-"""Translates between config.json of transformers' LlamaForCausalLM and `ModelConfig`."""
+"""Translates between `ModelConfig` and config.json of LlamaForCausalLM or Qwen3ForCausalLM."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def read_description(folder: Path) -> ModelDescription:
     }
     settings["rope_theta"] = rope.get("rope_theta") or config["rope_theta"]
     settings["rope_scaling"] = scaling
+    settings["qk_norm"] = config.get("model_type") == "qwen3"
     faults = list(_find_unsupported(config, rope_type))
     for key, their_key in _KEYS.items():
         if settings[key] is None:
@@ -118,8 +119,10 @@ def read_model_settings(folder: Path) -> dict[str, Any]:
 
 def _find_unsupported(config: Mapping[str, Any], rope_type: str) -> Iterable[str]:
     """Yield a message for each setting that the decoder does not implement."""
-    if config.get("model_type") != "llama":
-        yield f"model_type is {config.get('model_type')!r}, expected 'llama'"
+    if config.get("model_type") not in ("llama", "qwen3"):
+        yield f"model_type is {config.get('model_type')!r}, expected 'llama' or 'qwen3'"
+    if config.get("use_sliding_window"):
+        yield "use_sliding_window is true, expected false"
     if config["hidden_act"] != "silu":
         yield f"hidden_act is {config['hidden_act']!r}, expected 'silu'"
     for key in ("attention_bias", "mlp_bias"):
@@ -160,8 +163,9 @@ def make_config_json(
     """
     settings = config.model_dump()
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        # Qwen3 is Llama with normalized queries and keys.
+        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if config.qk_norm else "llama",
         **{their_key: settings[key] for key, their_key in _KEYS.items()},
         "head_dim": config.head_dim,
         "hidden_act": "silu",
@@ -170,7 +174,7 @@ def make_config_json(
         "rope_scaling": _make_rope_scaling(config),
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": config.tie_embeddings,
         "initializer_range": config.init_std,
         "torch_dtype": torch_dtype,
         "bos_token_id": bos_token_id,

@@ -24,6 +24,7 @@ from training.checkpoint.marker import (
     read_progress,
 )
 from training.config import LoraConfig, ModelConfig
+from training.data.tokenizer import open_tokenizer
 from training.errors import IncompatibleConfig
 from training.hugging_face.config_json import (
     CONFIG_FILE,
@@ -52,7 +53,7 @@ def export_checkpoint(
     dtype: Literal["bf16", "fp32"] = "bf16",
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Write a checkpoint as a folder that LlamaForCausalLM reads.
+    """Write a checkpoint as a folder that LlamaForCausalLM or Qwen3ForCausalLM reads.
 
     Args:
         source: a checkpoint, or a run_dir, whose newest checkpoint is taken.
@@ -211,15 +212,13 @@ class _ExportedTokenizer:
     """The tokenizer of a run, with its start and end tokens."""
 
     def __init__(self, path: Path, rows: Mapping[str, Any], config: ModelConfig) -> None:
-        import tokenizers
-
-        self._path = path
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
+            opened = open_tokenizer(str(path))
+        except IncompatibleConfig as error:
             raise IncompatibleConfig(
-                f"{path} cannot be read as a tokenizer.json: {error}; give --tokenizer"
+                f"{path} cannot be read as a tokenizer ({error}); give --tokenizer"
             ) from error
+        self._path, self._tokenizer = opened.path, opened.tokenizer
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         assert config.vocab_size is not None
         if (highest := max(vocabulary.values(), default=0)) >= config.vocab_size:
@@ -239,8 +238,12 @@ class _ExportedTokenizer:
         return None if token is None else self._tokenizer.token_to_id(token)
 
     def write(self, folder: Path) -> None:
-        """Copy tokenizer.json, and write tokenizer_config.json for AutoTokenizer."""
-        shutil.copyfile(self._path, folder / "tokenizer.json")
+        """Write tokenizer.json, and tokenizer_config.json for AutoTokenizer."""
+        if self._path.is_file():
+            shutil.copyfile(self._path, folder / "tokenizer.json")
+        else:
+            # GPT-2's two files in a folder.
+            self._tokenizer.save(str(folder / "tokenizer.json"))
         tokenizer_config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,

@@ -2,7 +2,8 @@
 
 The folder has config.json and *.safetensors. Our parameters have the names of transformers'
 LlamaForCausalLM without the prefix "model.", so names and values are copied unchanged. Tied
-embeddings become two matrices, which are equal at first and then trained separately.
+embeddings become two matrices, which are equal at first and then trained separately, unless
+`model.tie_embeddings` is set.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ def load_weights_into(folder: Path, model: Decoder) -> None:
     """
     description = read_description(folder)
     faults = [*description.faults, *_find_differences(description.settings, model)]
+    if model.config.tie_embeddings and not description.is_tied:
+        faults.append(
+            "model.tie_embeddings is true in the config, but the folder has two matrices"
+        )
     if faults:
         raise IncompatibleConfig(
             f"{folder / CONFIG_FILE} does not fit the config: {'; '.join(faults)}. Use the "
@@ -56,7 +61,9 @@ def load_weights_into(folder: Path, model: Decoder) -> None:
             wanted[to_hugging_face_name(name)] = parameter.detach()
     tied: dict[str, Tensor] = {}
     if description.is_tied:
-        tied = {to_hugging_face_name("embed_tokens.weight"): wanted.pop(_HEAD)}
+        head = wanted.pop(_HEAD, None)
+        if head is not None:
+            tied = {to_hugging_face_name("embed_tokens.weight"): head}
     reader = _open_reader(folder, wanted)
     # Two calls, because the tied matrix is read twice under the same name.
     for tensors in (wanted, tied):

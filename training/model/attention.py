@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree as pytree
+
+from training.errors import IncompatibleConfig
 
 # torch 2.11 has no such argument. Heads of keys and values are then repeated in memory.
 _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -54,6 +57,37 @@ def make_document_mask(document_ids_BT: Tensor) -> AttentionMask:
     # (B, T, T), true for query and key tokens of one document
     same_document = document_ids_BT[:, :, None] == document_ids_BT[:, None, :]
     return AttentionMask(allowed=(same_document & causal)[:, None])
+
+
+def select_kernel(name: str, device: torch.device) -> None:
+    """Let this process use one kernel for attention, and no other.
+
+    Args:
+        name: "flash", "flash3" or "cudnn"; "auto" leaves torch's choice.
+        device: of the model.
+
+    Raises:
+        IncompatibleConfig: there is no GPU, or FlashAttention 3 is not installed.
+    """
+    if name == "auto":
+        return
+    if device.type != "cuda":
+        raise IncompatibleConfig(
+            f"precision.attention is {name}, but the model is on the {device.type}; set it to auto"
+        )
+    if name == "flash3":
+        try:
+            activate_flash_attention_impl("FA3")
+        except (ImportError, RuntimeError, ValueError) as error:
+            raise IncompatibleConfig(
+                f"precision.attention is flash3, which needs the package flash_attn_interface of "
+                f"FlashAttention 3 ({error}); install it, or set auto"
+            ) from error
+    # The others are switched off: torch would otherwise fall back to them in silence.
+    torch.backends.cuda.enable_flash_sdp(name != "cudnn")
+    torch.backends.cuda.enable_cudnn_sdp(name == "cudnn")
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_math_sdp(False)
 
 
 def attend(

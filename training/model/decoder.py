@@ -1,6 +1,7 @@
 """A decoder with the architecture of Llama 3: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
-Parameters have the names of transformers' LlamaForCausalLM, without its "model." prefix.
+With `qk_norm` it is that of Qwen3. Parameters have the names of transformers' LlamaForCausalLM
+or Qwen3ForCausalLM, without their "model." prefix.
 
 Shapes: B rows, T tokens, D width, H query heads, K key/value heads, C head width, V vocabulary.
 """
@@ -8,7 +9,7 @@ Shapes: B rows, T tokens, D width, H query heads, K key/value heads, C head widt
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,32 @@ from training.model.loss import chunked_cross_entropy
 from training.model.rope import RopeTable, make_rope_table
 
 
+class TokenSharing(Protocol):
+    """Ranks that share the tokens of each row (training/parallel/context_parallel.py)."""
+
+    def take_tokens(self, values: Tensor, dim: int) -> Tensor:
+        """Return this rank's part of the tokens."""
+        ...
+
+    def gather_tokens(self, values: Tensor, dim: int) -> Tensor:
+        """Return the parts of all ranks, without gradient."""
+        ...
+
+    def attend(
+        self, query_BTHC: Tensor, key_BTKC: Tensor, value_BTKC: Tensor, mask: AttentionMask
+    ) -> Tensor:
+        """Return the attention output of this rank's tokens."""
+        ...
+
+
 class Attention(nn.Module):
-    """Causal grouped-query attention, within documents if the mask says so."""
+    """Causal grouped-query attention, within documents if the mask says so.
+
+    Attributes:
+        sharing: ranks that share the tokens of each row, with context parallelism.
+    """
+
+    sharing: TokenSharing | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -35,6 +60,11 @@ class Attention(nn.Module):
             config.dim, config.num_kv_heads * config.head_dim, bias=False
         )
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.dim, bias=False)
+        self.q_norm: nn.RMSNorm | None = None
+        self.k_norm: nn.RMSNorm | None = None
+        if config.qk_norm:
+            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(self, hidden_BTD: Tensor, rope: RopeTable, mask: AttentionMask) -> Tensor:
         """Map (B, T, D) to (B, T, D). With tensor parallelism the heads are this rank's."""
@@ -42,8 +72,18 @@ class Attention(nn.Module):
         query_BTHC = self.q_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
         key_BTKC = self.k_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
         value_BTKC = self.v_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
-        attended = attend(rope.rotate(query_BTHC), rope.rotate(key_BTKC), value_BTKC, mask)
+        if self.q_norm is not None and self.k_norm is not None:
+            query_BTHC = _normalize(query_BTHC, self.q_norm)
+            key_BTKC = _normalize(key_BTKC, self.k_norm)
+        compute = attend if self.sharing is None else self.sharing.attend
+        attended = compute(rope.rotate(query_BTHC), rope.rotate(key_BTKC), value_BTKC, mask)
         return self.o_proj(attended.flatten(2))
+
+
+def _normalize(heads_BTHC: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """Return heads of mean square 1, times the norm's weight, in the dtype of the heads."""
+    # Under autocast the heads are bf16 and the weight is fp32, and RMSNorm needs one dtype.
+    return norm(heads_BTHC.to(norm.weight.dtype)).to(heads_BTHC.dtype)
 
 
 class FeedForward(nn.Module):
@@ -116,6 +156,8 @@ class Head(nn.Linear):
     """The output matrix and the loss, which is computed in chunks of tokens."""
 
     chunk_tokens = 4096
+    z_loss = 0.0
+    is_loss_compiled = False
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_BTD: Tensor, labels_BT: Tensor | None = None
@@ -142,12 +184,21 @@ class Head(nn.Linear):
             weight,
             labels_BT.flatten(),
             chunk_tokens=self.chunk_tokens,
+            z_loss=self.z_loss,
             group=group,
+            is_compiled=self.is_loss_compiled,
         )
 
 
 class Decoder(nn.Module):
-    """The whole model: embedding, blocks, final norm and head."""
+    """The whole model: embedding, blocks, final norm and head.
+
+    Attributes:
+        sharing: ranks that share the tokens of each row. Each is given whole rows, and computes
+            its part of the tokens.
+    """
+
+    sharing: TokenSharing | None = None
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -156,14 +207,58 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.lm_head = Head(config.dim, vocab_size, bias=False)
+        self.tie_weights()
         # Not a buffer: the table is cheap to compute, and must not be in checkpoints.
         self._rope: RopeTable | None = None
+
+    def tie_weights(self) -> None:
+        """Let the head use the matrix of the embedding, if configured. It keeps that name."""
+        if self.config.tie_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
 
     def forward(
         self, input_ids_BT: Tensor, labels_BT: Tensor | None, mask: AttentionMask
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return (loss sum, loss per token (B * T,)); without labels, logits (B, T, V)."""
+        """Return (loss sum, loss per token (B * T,)); without labels, logits (B, T, V).
+
+        With shared rows, the sum and its gradients are of this rank's tokens, and so are losses
+        and logits in training. Without gradients, they are of whole rows.
+        """
+        if self.sharing is not None:
+            return self._forward_part(input_ids_BT, labels_BT, mask, self.sharing)
+        return self._forward_tokens(
+            input_ids_BT, labels_BT, mask, self._get_rope(input_ids_BT)
+        )
+
+    def _forward_part(
+        self,
+        input_ids_BT: Tensor,
+        labels_BT: Tensor | None,
+        mask: AttentionMask,
+        sharing: TokenSharing,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         rope = self._get_rope(input_ids_BT)
+        own_rope = RopeTable(
+            sharing.take_tokens(rope.cos, 0), sharing.take_tokens(rope.sin, 0)
+        )
+        own_ids = sharing.take_tokens(input_ids_BT, 1)
+        own_labels = None if labels_BT is None else sharing.take_tokens(labels_BT, 1)
+        output = self._forward_tokens(own_ids, own_labels, mask, own_rope)
+        if torch.is_grad_enabled():
+            return output
+        if isinstance(output, Tensor):
+            return sharing.gather_tokens(output, 1)
+        total, losses = output
+        whole_BT = sharing.gather_tokens(losses.unflatten(0, own_ids.shape), 1)
+        return total, whole_BT.flatten()
+
+    def _forward_tokens(
+        self,
+        input_ids_BT: Tensor,
+        labels_BT: Tensor | None,
+        mask: AttentionMask,
+        rope: RopeTable,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         hidden_BTD = self.embed_tokens(input_ids_BT)
         if isinstance(hidden_BTD, DTensor):
             # Sequence parallel: from here on, T is this rank's share of the tokens.

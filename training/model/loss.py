@@ -5,6 +5,8 @@ Shapes: N tokens, D width, V rows of the output matrix on this rank.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ def chunked_cross_entropy(
     labels_N: Tensor,
     *,
     chunk_tokens: int,
+    z_loss: float = 0.0,
     group: dist.ProcessGroup | None = None,
+    is_compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy of `hidden @ weight.T`, as a sum and per token.
 
@@ -38,15 +42,19 @@ def chunked_cross_entropy(
             r * V .. (r + 1) * V - 1 of the whole matrix.
         labels_N: int64 ids of the whole vocabulary, or IGNORED_LABEL.
         chunk_tokens: tokens whose logits exist at the same time.
+        z_loss: weight of log(Z)**2, where Z is the sum of exp(logits) of a token (Chowdhery et al.
+            2022, PaLM, section 5: 1e-4). It changes the gradients, not the returned losses, so
+            losses with and without it can be compared.
         group: ranks over which the vocabulary is sharded ("loss parallel"; Shoeybi et al. 2019,
             section 3). Three numbers per token are exchanged instead of the logits.
+        is_compiled: whether torch.compile fuses the passes over the logits.
 
     Returns:
         The sum over tokens (fp32 scalar with gradient), and the loss of each token ((N,) fp32
         without gradient). Ignored tokens count as 0.
     """
     result: Any = _ChunkedCrossEntropy.apply(
-        hidden_ND, weight_VD, labels_N, chunk_tokens, group
+        hidden_ND, weight_VD, labels_N, chunk_tokens, z_loss, group, is_compiled
     )
     return result
 
@@ -59,8 +67,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         labels: Tensor,
         chunk_tokens: int,
+        z_loss: float,
         group: dist.ProcessGroup | None,
+        is_compiled: bool,
     ) -> tuple[Tensor, Tensor]:
+        compute_chunk = _compile_chunk_loss() if is_compiled else _chunk_loss
         # (N,) written chunk by chunk
         losses = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
@@ -74,8 +85,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             )
         for start in range(0, len(hidden), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
-            losses[chunk], grad_logits = _chunk_loss(
-                hidden[chunk], weight, labels[chunk], group
+            losses[chunk], grad_logits = compute_chunk(
+                hidden[chunk], weight, labels[chunk], z_loss, group
             )
             if grad_hidden is not None:
                 # (n, V) @ (V, D): with a group, only this rank's columns contribute, so this is a
@@ -97,12 +108,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_hidden = grad_hidden * scale.to(grad_hidden.dtype)
         if grad_weight is not None:
             grad_weight = grad_weight * scale.to(grad_weight.dtype)
-        # None for labels, chunk_tokens and group, which have no gradient.
-        return grad_hidden, grad_weight, None, None, None
+        # None for the arguments that have no gradient.
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def _chunk_loss(
-    hidden: Tensor, weight: Tensor, labels: Tensor, group: dist.ProcessGroup | None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    z_loss: float,
+    group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each token, and its gradient by this rank's logits in hidden's dtype.
 
@@ -124,11 +139,25 @@ def _chunk_loss(
     total = _all_reduce(logits.sum(1), dist.ReduceOp.SUM, group)
     is_counted = labels != IGNORED_LABEL
     losses = (total.log() - target) * is_counted
-    # The gradient of the loss by the logits is softmax - one_hot(target).
-    logits /= total.unsqueeze(1)
-    logits.scatter_add_(1, target_column, -is_local.unsqueeze(1).float())
-    logits *= is_counted.unsqueeze(1)
-    return losses, logits.to(hidden.dtype)
+    # The gradient of the loss by the logits is softmax - one_hot(target). All factors of a token
+    # are multiplied first: every pass over the logits takes as long as reading them.
+    factor = is_counted / total  # (n,)
+    if z_loss:
+        # d log(Z)**2 = 2 log(Z) softmax. The largest logit was subtracted from log(Z) above.
+        factor = factor * (1 + 2 * z_loss * (highest + total.log()))
+    logits *= factor.unsqueeze(1)
+    is_target = (is_local & is_counted).float()
+    at_target = logits.gather(1, target_column) - is_target.unsqueeze(1)
+    grad_logits = logits.to(hidden.dtype)
+    # After the conversion: a scatter into fp32 would keep the compiler from fusing it.
+    grad_logits.scatter_(1, target_column, at_target.to(hidden.dtype))
+    return losses, grad_logits
+
+
+@functools.cache
+def _compile_chunk_loss() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `_chunk_loss`, which torch.compile turns into a few passes over the logits."""
+    return torch.compile(_chunk_loss)
 
 
 def _all_reduce(values: Tensor, op: Any, group: dist.ProcessGroup | None) -> Tensor:

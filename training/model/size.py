@@ -33,8 +33,9 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> int:
     # q and o have num_heads heads each, k and v have num_kv_heads each.
     attention = config.dim * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
     feed_forward = 3 * config.dim * config.ffn_dim
-    block = attention + feed_forward + 2 * config.dim  # two norms
-    embedding_and_head = 2 * vocab_size * config.dim
+    block = attention + feed_forward + _count_block_norms(config)
+    num_matrices = 1 if config.tie_embeddings else 2
+    embedding_and_head = num_matrices * vocab_size * config.dim
     # config.dim: the final norm
     return config.num_layers * block + config.dim + embedding_and_head
 
@@ -46,7 +47,13 @@ def count_flops_per_token(config: ModelConfig, vocab_size: int, seq_len: int) ->
     the embedding look-up does not count, the causal half of attention is not subtracted, and
     recomputed activations are not added.
     """
-    embedding = vocab_size * config.dim
-    norms = (2 * config.num_layers + 1) * config.dim
-    matrices = count_parameters(config, vocab_size) - embedding - norms
+    norms = config.num_layers * _count_block_norms(config) + config.dim
+    matrices = count_parameters(config, vocab_size) - norms
+    if not config.tie_embeddings:
+        matrices -= vocab_size * config.dim  # a shared matrix is that of the head
     return 6 * matrices + 12 * config.num_layers * config.dim * seq_len
+
+
+def _count_block_norms(config: ModelConfig) -> int:
+    """Return the weights of the norms of a block."""
+    return 2 * config.dim + (2 * config.head_dim if config.qk_norm else 0)

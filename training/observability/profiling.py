@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +18,18 @@ MAX_MEMORY_EVENTS = 100_000
 
 
 def read_memory_peaks(device: torch.device) -> dict[str, float]:
-    """Return the peaks of this rank's CUDA allocator since the last call; {} on CPU.
+    """Return the peak of this process, and those of its CUDA allocator since the last call.
 
     Peaks are in GiB. `memory_retries` and `memory_ooms` count over the whole run.
     """
+    gib = 2**30
+    # Linux counts in KiB.
+    process_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / gib
+    figures = {"memory_process_peak_gib": process_peak}
     if device.type != "cuda":
-        return {}
-    stats, gib = torch.cuda.memory_stats(device), 2**30
-    figures = {
+        return figures
+    stats = torch.cuda.memory_stats(device)
+    figures |= {
         "memory_active_peak_gib": stats["active_bytes.all.peak"] / gib,
         "memory_reserved_peak_gib": stats["reserved_bytes.all.peak"] / gib,
         "memory_retries": stats["num_alloc_retries"],
@@ -90,8 +95,12 @@ def trace_steps(
     schedule = torch.profiler.schedule(
         wait=max(0, first - 1), warmup=min(1, first), active=last - first + 1, repeat=1
     )
+    # There is one cycle. Without `acc_events`, torch 2.11 warns that others would be cleared.
     with torch.profiler.profile(
-        activities=activities, schedule=schedule, on_trace_ready=write_trace
+        activities=activities,
+        schedule=schedule,
+        on_trace_ready=write_trace,
+        acc_events=True,
     ) as profiler:
         yield profiler.step
 

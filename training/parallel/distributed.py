@@ -21,6 +21,9 @@ from training.config import ParallelConfig
 from training.errors import IncompatibleConfig
 
 MESH_DIMS = ("replicate", "shard", "tensor")
+# The same ranks, with replicate x shard divided into ranks that read different rows, and ranks
+# that each have a part of the tokens of these rows.
+ROW_MESH_DIMS = ("rows", "context", "tensor")
 # Collectives that each rank remembers for the dump after a hang.
 FLIGHT_RECORDER_EVENTS = 2000
 
@@ -30,12 +33,16 @@ class RankContext:
     """The rank of this process, its device, and the mesh of all ranks.
 
     The mesh always has the dimensions MESH_DIMS, also where their size is 1.
+
+    Attributes:
+        row_mesh: with context parallelism, the same ranks in the dimensions ROW_MESH_DIMS.
     """
 
     rank: int
     world_size: int
     device: torch.device
     mesh: DeviceMesh
+    row_mesh: DeviceMesh | None = None
 
     @property
     def is_first(self) -> bool:
@@ -44,21 +51,49 @@ class RankContext:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The mesh of ranks that read different rows: replicate x shard."""
+        """The mesh of ranks that read different rows."""
+        if self.row_mesh is not None:
+            return self.row_mesh["rows"]
         return self.mesh["replicate", "shard"]
+
+    @property
+    def context_degree(self) -> int:
+        """The number of ranks that share the tokens of a row."""
+        return 1 if self.row_mesh is None else self.row_mesh.size(1)
 
     @property
     def num_data_ranks(self) -> int:
         """The number of ranks that read different rows."""
-        return self.mesh["replicate"].size() * self.mesh["shard"].size()
+        num_ranks = self.get_degree("replicate") * self.get_degree("shard")
+        return num_ranks // self.context_degree
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank among those that read different rows."""
+        replicate, shard, _ = self.mesh.get_coordinate() or (0, 0, 0)
+        return (replicate * self.get_degree("shard") + shard) // self.context_degree
+
+    def get_degree(self, name: str) -> int:
+        """Return the size of a dimension of the mesh."""
+        # Not mesh[name].size(): that builds a new mesh, which takes the host 0.5 ms.
+        return self.mesh.size(MESH_DIMS.index(name))
 
     def sum_over_data_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks that read different rows, in place."""
+        if self.row_mesh is not None:
+            dist.all_reduce(values, group=self.row_mesh.get_group("rows"))
+            return values
         # One reduction per dimension: ranks that differ only in `tensor` hold the same values,
         # which must not be added twice.
         for name in ("replicate", "shard"):
-            if self.mesh[name].size() > 1:
+            if self.get_degree(name) > 1:
                 dist.all_reduce(values, group=self.mesh.get_group(name))
+        return values
+
+    def sum_over_row(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks that share the tokens of a row, in place."""
+        if self.row_mesh is not None:
+            dist.all_reduce(values, group=self.row_mesh.get_group("context"))
         return values
 
     def max_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -75,13 +110,21 @@ class RankContext:
         c10d: Any = distributed_c10d
         # Checkpoints have a separate group, which keeps its timeout: writing can take longer than a
         # step.
-        groups = {id(group): group for group in map(self.mesh.get_group, MESH_DIMS)}
+        all_groups = [self.mesh.get_group(name) for name in MESH_DIMS]
+        if self.row_mesh is not None:
+            all_groups += [self.row_mesh.get_group(name) for name in ROW_MESH_DIMS]
+        groups = {id(group): group for group in all_groups}
         for group in [dist.group.WORLD, *groups.values()]:
             c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)  # noqa: SLF001
 
 
 def init_distributed(
-    parallel: ParallelConfig, *, timeout_s: float, dump_dir: Path
+    parallel: ParallelConfig,
+    *,
+    timeout_s: float,
+    dump_dir: Path,
+    expandable_segments: bool = True,
+    eager_connections: bool = False,
 ) -> RankContext:
     """Join the process group, unless the launcher has joined it already, and build the mesh.
 
@@ -92,17 +135,28 @@ def init_distributed(
         parallel: degrees of the mesh.
         timeout_s: how long the first collectives wait for other ranks.
         dump_dir: folder for NCCL's flight recorder, written when a collective times out.
+        expandable_segments: GPUs: whether the allocator's segments can grow.
+        eager_connections: GPUs: whether NCCL connects all ranks here.
 
     Raises:
         IncompatibleConfig: the number of ranks is not a product of the configured degrees.
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
+        if expandable_segments:
+            # Read when the first tensor is allocated. What the user has set is kept.
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         device = _select_gpu(dump_dir)
     if not dist.is_initialized():
-        _join_process_group(timedelta(seconds=timeout_s))
+        bound_device = device if eager_connections and device.type == "cuda" else None
+        _join_process_group(timedelta(seconds=timeout_s), bound_device)
     mesh = _build_mesh(parallel, device)
-    return RankContext(dist.get_rank(), dist.get_world_size(), device, mesh)
+    row_mesh: DeviceMesh | None = None
+    if parallel.context > 1:
+        num_rows = dist.get_world_size() // (parallel.context * parallel.tensor)
+        shape = num_rows, parallel.context, parallel.tensor
+        row_mesh = init_device_mesh(device.type, shape, mesh_dim_names=ROW_MESH_DIMS)
+    return RankContext(dist.get_rank(), dist.get_world_size(), device, mesh, row_mesh)
 
 
 def _select_gpu(dump_dir: Path) -> torch.device:
@@ -116,11 +170,16 @@ def _select_gpu(dump_dir: Path) -> torch.device:
     return device
 
 
-def _join_process_group(timeout: timedelta) -> None:
-    """Join the process group of torchrun, or create one with a single rank."""
+def _join_process_group(timeout: timedelta, bound_device: torch.device | None) -> None:
+    """Join the process group of torchrun, or create one with a single rank.
+
+    Args:
+        timeout: of the first collectives.
+        bound_device: GPU whose NCCL connections are made here; None: in its first collective.
+    """
     backend = select_backend(has_cuda=torch.cuda.is_available())
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout, device_id=bound_device)
         return
     # In memory, so a single process needs no port.
     store = HashStore()
@@ -156,6 +215,11 @@ def compute_mesh_shape(parallel: ParallelConfig, world_size: int) -> tuple[int, 
         raise IncompatibleConfig(
             f"parallel.tensor is {parallel.tensor}, which does not divide {world_size} ranks; "
             f"start a multiple of it"
+        )
+    if data_ranks % parallel.context:
+        raise IncompatibleConfig(
+            f"parallel.context is {parallel.context}, which does not divide {data_ranks} ranks "
+            f"({world_size} ranks / tensor {parallel.tensor}); start a multiple of it"
         )
     if parallel.strategy in ("ddp", "zero1"):
         return data_ranks, 1, 1

@@ -1,4 +1,4 @@
-"""AdamW for every sharding strategy, and the learning rate schedule.
+"""AdamW and Muon for every sharding strategy, and the learning rate schedule.
 
 Moments and master weights are fp32. The state is exposed under the names of the parameters, so a
 checkpoint of one strategy can be loaded by any other.
@@ -18,10 +18,14 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.config import OptimizerConfig, ParallelConfig
 from training.parallel.distributed import RankContext
+from training.parallel.muon import Muon
 
 
 class Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) over the parameters that require a gradient."""
+    """AdamW (Loshchilov and Hutter 2019) over the parameters that require a gradient.
+
+    If configured, Muon updates the matrices of the blocks instead.
+    """
 
     def __init__(
         self,
@@ -29,6 +33,7 @@ class Optimizer:
         config: OptimizerConfig,
         parallel: ParallelConfig,
         context: RankContext,
+        compute_dtype: torch.dtype,
     ) -> None:
         self._config = config
         self._parameters: dict[str, nn.Parameter] = {}
@@ -49,12 +54,15 @@ class Optimizer:
         }
         groups = self._make_groups()
         if parallel.strategy == "zero1" and context.world_size > 1:
-            self._optimizer: torch.optim.Optimizer = _make_zero1(groups, settings, context)
+            zero1: Any = _make_zero1(groups, settings, context)
+            self._optimizers: list[torch.optim.Optimizer] = [zero1]
             # The inner optimizer has the state of this rank's parameters.
-            zero1: Any = self._optimizer
-            self._state_owner: torch.optim.Optimizer = zero1.optim
+            self._state_owners: list[torch.optim.Optimizer] = [zero1.optim]
         else:
-            self._optimizer = self._state_owner = torch.optim.AdamW(groups, **settings)
+            self._optimizers = [torch.optim.AdamW(groups, **settings)]
+            if config.algorithm == "muon":
+                self._optimizers.append(self._make_muon(compute_dtype))
+            self._state_owners = self._optimizers
         self._init_state()
 
     def clip_gradients(self) -> Tensor:
@@ -73,14 +81,25 @@ class Optimizer:
         clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, norm)
         return norm
 
-    def step(self, learning_rate: float) -> None:
-        """Update the parameters from their gradients."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+    def step(self, learning_rate: float, is_bad: Tensor) -> None:
+        """Update the parameters from their gradients, unless the step is bad.
+
+        Args:
+            learning_rate: of this step.
+            is_bad: fp32 scalar; 1.0 leaves parameters and state unchanged. The host does not read
+                it if the optimizer steps on the same device.
+        """
+        # Fused AdamW skips its update if this attribute is 1, as for torch's GradScaler.
+        found_inf = is_bad.to(next(iter(self._masters.values())).device)
+        for owner in self._state_owners:
+            vars(owner)["found_inf"] = found_inf
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
         if self._steps_on_host:
             self._step_on_host()
         else:
-            self._optimizer.step()
+            self._step_all()
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -91,14 +110,16 @@ class Optimizer:
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live state tensors of this rank.
 
-        Keys are `<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step`.
+        Keys are `<parameter>.exp_avg`, `<parameter>.exp_avg_sq` and `<parameter>.step` (AdamW), or
+        `<parameter>.momentum_buffer` (Muon).
         """
         # By identity, because comparing tensors compares their values.
         names = {id(master): name for name, master in self._masters.items()}
         tensors: dict[str, Tensor] = {}
-        for master, values in self._state_owner.state.items():
-            for key, value in values.items():
-                tensors[f"{names[id(master)]}.{key}"] = value
+        for owner in self._state_owners:
+            for master, values in owner.state.items():
+                for key, value in values.items():
+                    tensors[f"{names[id(master)]}.{key}"] = value
         return tensors
 
     def sync_masters(self) -> None:
@@ -109,33 +130,56 @@ class Optimizer:
                     self._masters[name].copy_(parameter)
 
     def _make_groups(self) -> list[dict[str, Any]]:
-        """Return the parameter groups: matrices with weight decay, norms without."""
+        """Return AdamW's parameter groups: matrices with weight decay, norms without."""
         # Decay pulls weights to 0, which would shrink the norms' scales (initially 1).
-        matrices = [master for master in self._masters.values() if master.ndim > 1]
-        vectors = [master for master in self._masters.values() if master.ndim <= 1]
+        matrices: list[nn.Parameter] = []
+        vectors: list[nn.Parameter] = []
+        for name, master in self._masters.items():
+            if self._is_for_muon(name):
+                continue
+            (matrices if master.ndim > 1 else vectors).append(master)
         groups: list[dict[str, Any]] = [
             {"params": matrices, "weight_decay": self._config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
 
+    def _is_for_muon(self, name: str) -> bool:
+        return self._config.algorithm == "muon" and is_hidden_matrix(
+            name, self._masters[name].ndim
+        )
+
+    def _make_muon(self, compute_dtype: torch.dtype) -> Muon:
+        config = self._config
+        return Muon(
+            [master for name, master in self._masters.items() if self._is_for_muon(name)],
+            lr=config.learning_rate,
+            momentum=config.muon_momentum,
+            weight_decay=config.weight_decay,
+            compute_dtype=compute_dtype,
+        )
+
     def _init_state(self) -> None:
-        """Create the state that AdamW would create in its first step.
+        """Create the state that the optimizers would create in their first step.
 
         A checkpoint is loaded into live tensors, so they must exist before the first step.
         """
-        for group in self._state_owner.param_groups:
-            for master in group["params"]:
-                self._state_owner.state[master] = {
-                    # Fused kernels want the step count on the device of the parameter.
-                    "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                    "exp_avg": torch.zeros_like(
-                        master, memory_format=torch.preserve_format
-                    ),
-                    "exp_avg_sq": torch.zeros_like(
-                        master, memory_format=torch.preserve_format
-                    ),
-                }
+        for owner in self._state_owners:
+            for group in owner.param_groups:
+                for master in group["params"]:
+                    if isinstance(owner, Muon):
+                        owner.state[master] = {"momentum_buffer": torch.zeros_like(master)}
+                        continue
+                    owner.state[master] = {
+                        # Fused kernels want the step count on the device of the parameter.
+                        "step": torch.zeros((), dtype=torch.float32, device=master.device),
+                        "exp_avg": _make_moment(master),
+                        "exp_avg_sq": _make_moment(master),
+                    }
+
+    def _step_all(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
 
     def _step_on_host(self) -> None:
         """Copy gradients to CPU memory, step there, and copy the parameters back."""
@@ -147,12 +191,21 @@ class Optimizer:
         if pairs[0][0].device.type == "cuda":
             # The CPU must not read the gradients before the copies have ended.
             torch.cuda.current_stream().synchronize()
-        self._optimizer.step()
+        self._step_all()
         with torch.no_grad():
             for parameter, master in pairs:
                 # No wait: the next forward pass runs on the same stream, and the masters change
                 # only in the next step.
                 parameter.copy_(master, non_blocking=True)
+
+
+def is_hidden_matrix(name: str, num_dims: int) -> bool:
+    """Return whether a parameter is a matrix of a block. Embedding and output are not."""
+    return name.startswith("layers.") and num_dims == 2
+
+
+def _make_moment(master: nn.Parameter) -> Tensor:
+    return torch.zeros_like(master, memory_format=torch.preserve_format)
 
 
 def _copy_to_host(

@@ -14,9 +14,8 @@ sharded model than its own share and one whole block.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,11 +33,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from training.config import ParallelConfig, PrecisionConfig
-from training.errors import IncompatibleConfig
+from training.model.attention import select_kernel
 from training.model.decoder import Block, Decoder
 from training.parallel.activation_offload import ActivationOffload
+from training.parallel.context_parallel import ContextParallel
 from training.parallel.distributed import RankContext
-from training.parallel.tensor_parallel import apply_tensor_parallel
+from training.parallel.float8 import convert_to_float8
+from training.parallel.tensor_parallel import (
+    apply_tensor_parallel,
+    enable_async_tensor_parallel,
+)
 
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -69,12 +73,22 @@ def parallelize(
     Raises:
         IncompatibleConfig: the mesh does not divide the model, or float8 is not available.
     """
+    select_kernel(precision.attention, context.device)
     model.lm_head.chunk_tokens = precision.loss_chunk_tokens
+    model.lm_head.is_loss_compiled = precision.loss_kernel == "compiled" or (
+        precision.loss_kernel == "auto"
+        and precision.compile
+        and context.device.type == "cuda"
+    )
     if precision.float8 != "none":
-        _convert_to_float8(model, precision.float8, context.device)
+        convert_to_float8(model, precision, context.device)
     # Tensor parallelism before fully_shard: FSDP then shards what each tensor rank holds.
     if parallel.tensor > 1:
         apply_tensor_parallel(model, context.mesh["tensor"])
+    if parallel.async_tensor:
+        enable_async_tensor_parallel(context.mesh["tensor"])
+    if context.row_mesh is not None:
+        _share_rows(model, ContextParallel(context.row_mesh["context"]))
     _configure_blocks(model, parallel, precision, context.device)
     if parallel.strategy in ("zero2", "zero3"):
         return _apply_fully_shard(model, init_parameter, parallel, precision, context)
@@ -125,6 +139,9 @@ def _materialize(
     """
     # to_empty replaces the meta parameters; their content is undefined until it is filled below.
     module.to_empty(device=device)
+    if isinstance(module, Decoder):
+        # to_empty has given the head a separate matrix.
+        module.tie_weights()
     with torch.no_grad():
         for name, parameter in module.named_parameters(prefix):
             if not isinstance(parameter, DTensor):
@@ -174,14 +191,21 @@ def _apply_fully_shard(
 ) -> nn.Module:
     """Apply FSDP2 to the blocks (zero2, zero3); with several replicas this is HSDP."""
     settings = _make_fsdp_settings(parallel, precision, context)
-    groups: list[Sequence[tuple[str, nn.Module]]] = [[("embed_tokens", model.embed_tokens)]]
+    embedding: list[tuple[str, nn.Module]] = [("embed_tokens", model.embed_tokens)]
+    last: list[tuple[str, nn.Module]] = [("norm", model.norm), ("lm_head", model.lm_head)]
+    if model.config.tie_embeddings:
+        # A shared matrix belongs to one group, which stays gathered from first to last.
+        embedding, last = [], embedding + last
+    groups: list[list[tuple[str, nn.Module]]] = [embedding] if embedding else []
     for index, block in enumerate(model.layers):
         groups.append([(f"layers.{index}", block)])
-    groups.append([("norm", model.norm), ("lm_head", model.lm_head)])
+    groups.append(last)
     # Allocate and shard one group at a time: no more than one is ever whole on a rank.
     for group in groups:
         for name, module in group:
-            _materialize(name, module, init_parameter, context.device)
+            if not (model.config.tie_embeddings and module is model.lm_head):
+                _materialize(name, module, init_parameter, context.device)
+        model.tie_weights()
         # The last group of forward is the first of backward, so it stays gathered.
         is_last = group is groups[-1]
         fully_shard(
@@ -213,6 +237,14 @@ def _make_fsdp_settings(
 
 
 # ---- computation of blocks ----
+
+
+def _share_rows(model: Decoder, sharing: ContextParallel) -> None:
+    """Let the ranks of a group compute different tokens of the same rows."""
+    model.sharing = sharing
+    for block in model.layers:
+        assert isinstance(block, Block)
+        block.self_attn.sharing = sharing
 
 
 def _configure_blocks(
@@ -268,32 +300,6 @@ def _list_stored_operators() -> list[Any]:
     ]
     operators = [getattr(torch.ops.aten, name).default for name in names]
     operators.append(torch.ops._c10d_functional.reduce_scatter_tensor.default)  # noqa: SLF001
+    operators.append(torch.ops._c10d_functional.all_to_all_single.default)  # noqa: SLF001
     operators.append(torch.ops.torch_attn._varlen_attn.default)  # noqa: SLF001
     return operators
-
-
-def _convert_to_float8(model: Decoder, recipe: str, device: torch.device) -> None:
-    """Replace the linear layers of the blocks by torchao's float8 layers.
-
-    On CPU the arithmetic is emulated, for tests.
-
-    Raises:
-        IncompatibleConfig: the GPU has no float8 products, or torchao is not installed.
-    """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise IncompatibleConfig(
-            f"precision.float8 is {recipe}, but {torch.cuda.get_device_name(device)} has no "
-            f"float8 products (an H100 or later has); set it to none"
-        )
-    try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError as error:
-        raise IncompatibleConfig(
-            f"precision.float8 is {recipe}, which needs torchao: pip install torchao ({error})"
-        ) from error
-    config = Float8LinearConfig.from_recipe_name(recipe)
-    if device.type == "cpu":
-        config = dataclasses.replace(config, emulate=True)
-    convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda _, name: ".layers." in f".{name}"
-    )

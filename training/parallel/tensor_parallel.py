@@ -6,6 +6,8 @@ along the tokens (sequence parallelism; Korthikanti et al. 2022).
 
 from __future__ import annotations
 
+import warnings
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -40,13 +42,36 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
         use_local_output=False,
     )
     parallelize_module(model, mesh, {"embed_tokens": embedding, "norm": SequenceParallel()})
-    # Cut along the vocabulary. Head.forward reduces the loss itself, so no ParallelStyle is needed.
+    # Cut along the vocabulary, as the embedding is. Head.forward reduces the loss itself, so no ParallelStyle is needed.
     model.lm_head.weight = nn.Parameter(
         distribute_tensor(model.lm_head.weight, mesh, [Shard(0)])
     )
+    model.tie_weights()
     plan = _make_block_plan()
+    if model.config.qk_norm:
+        # (B, T, H, C) cut along the heads; the weight is whole on each rank.
+        norm = SequenceParallel(sequence_dim=2, use_local_output=True)
+        plan |= {"self_attn.q_norm": norm, "self_attn.k_norm": norm}
     for block in model.layers:
         parallelize_module(block, mesh, plan)
+
+
+def enable_async_tensor_parallel(mesh: DeviceMesh) -> None:
+    """Let torch.compile split products into parts that overlap with their communication.
+
+    The parts are exchanged through symmetric memory, which GPUs of one node share.
+    """
+    import torch._inductor.config
+
+    torch._inductor.config._micro_pipeline_tp = True  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if mesh.device_type == "cuda":
+        from torch.distributed import _symmetric_memory  # pyright: ignore[reportPrivateUsage]
+
+        with warnings.catch_warnings():
+            # Later versions of torch warn that they do it by themselves.
+            warnings.simplefilter("ignore", FutureWarning)
+            name = mesh.get_group().group_name
+            _symmetric_memory.enable_symm_mem_for_group(name)  # pyright: ignore[reportDeprecated]
 
 
 def _make_block_plan() -> dict[str, ParallelStyle]:

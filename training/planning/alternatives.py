@@ -12,27 +12,12 @@ from pydantic import ValidationError
 
 from training.config import TrainConfig
 from training.errors import IncompatibleConfig
-from training.model.size import count_flops_per_token
-from training.planning.activations import FP32_BYTES, get_compute_bytes
 from training.planning.gpus import Gpu
-from training.planning.memory import Footprint, estimate_footprint
+from training.planning.memory.footprint import Footprint, estimate_footprint
+from training.planning.step_time import estimate_step_s
 
 # Assumed share of the GPU's memory that the caching allocator loses to fragmentation.
 SPARE_SHARE = 0.05
-
-# Assumed, from pinned CPU memory to a GPU or back: PCIe 4.0 x16 has 31.5 GB/s per
-# direction.
-HOST_LINK_BYTES_PER_S = 25e9
-
-# Assumed CPU memory bandwidth per GPU for AdamW on the CPU, with eight ranks on a node.
-HOST_ADAM_BYTES_PER_S = 20e9
-
-# fp32 values that AdamW reads and writes: gradient (read), parameter and two moments
-# (both).
-ADAM_BYTES_PER_PARAMETER = 28
-
-# Assumed, of collectives within a node, per GPU: NVLink 4 has 450 GB/s per direction.
-NODE_LINK_BYTES_PER_S = 300e9
 
 MAX_CHANGES = 3
 MAX_REMEDIES = 4
@@ -98,67 +83,16 @@ class Estimator:
         return Option(name, footprint, "", self._estimate_tokens_per_s(config, footprint))
 
     def _estimate_tokens_per_s(self, config: TrainConfig, footprint: Footprint) -> float:
-        """Return the speed over all GPUs: peak * MFU / FLOPs, less transfers that do not overlap.
-
-        Copies of activation offload overlap with computation. Tensor parallelism and the
-        optimizer step on the CPU do not.
-        """
-        tokens = config.data.global_batch_rows * config.data.seq_len
-        flops = self._count_flops_per_token(config)
-        compute_s = tokens * flops / (self.num_gpus * self.gpu.peak_flops * self.mfu)
-        tensor_s = self._estimate_tensor_s(config, tokens)
-        # Out and back.
-        offload_s = (
-            2 * footprint.offloaded * footprint.micro_batches / HOST_LINK_BYTES_PER_S
+        """Return the speed over all GPUs."""
+        step_s = estimate_step_s(
+            config,
+            footprint,
+            num_gpus=self.num_gpus,
+            gpu=self.gpu,
+            vocab_size=self.vocab_size,
+            utilization=self.mfu,
         )
-        host_s = _estimate_host_s(config, footprint)
-        # Offload copies run beside the computation, so the slower of both counts. The CPU's step is
-        # added.
-        return tokens / (max(compute_s + tensor_s, offload_s) + host_s)
-
-    def _count_flops_per_token(self, config: TrainConfig) -> int:
-        """Return the model's FLOPs per token, plus recomputation."""
-        flops = count_flops_per_token(config.model, self.vocab_size, config.data.seq_len)
-        if config.parallel.activation_checkpointing == "full":
-            # The forward of the blocks, a third of their FLOPs, runs twice. The head's does not.
-            head = 6 * self.vocab_size * config.model.dim
-            flops += (flops - head) // 3
-        return flops
-
-    def _estimate_tensor_s(self, config: TrainConfig, tokens: int) -> float:
-        """Return the seconds per step of tensor parallelism's collectives.
-
-        Korthikanti et al. 2022, section 4.2.2: a gather and a scatter around attention and
-        feed-forward, in forward and backward.
-        """
-        tensor = config.parallel.tensor
-        # 4 collectives in forward and 4 in backward per layer, of one hidden vector per token
-        bytes_per_token = (
-            8 * config.model.num_layers * config.model.dim * get_compute_bytes(config)
-        )
-        # A ring sends all but a rank's own part. 0 without tensor parallelism.
-        sent_share = (tensor - 1) / tensor
-        # All ranks of a tensor group process the same tokens.
-        tokens_per_gpu = tokens * tensor / self.num_gpus
-        return tokens_per_gpu * bytes_per_token * sent_share / NODE_LINK_BYTES_PER_S
-
-
-def _estimate_host_s(config: TrainConfig, footprint: Footprint) -> float:
-    """Return the seconds per step of the optimizer on the CPU, with its transfers."""
-    parallel = config.parallel
-    if parallel.offload == "none":
-        return 0.0
-    # Gradients go to the CPU. Masters come back once; offloaded parameters each time they are
-    # gathered, which zero3 does in forward and in backward.
-    copies = 1
-    if parallel.offload == "parameters":
-        copies = footprint.micro_batches * (2 if parallel.strategy == "zero3" else 1)
-    transfer_s = (
-        footprint.gradients + copies * footprint.parameters
-    ) / HOST_LINK_BYTES_PER_S
-    # Trained parameters on this rank: each has one fp32 gradient.
-    num_parameters = footprint.gradients / FP32_BYTES
-    return transfer_s + num_parameters * ADAM_BYTES_PER_PARAMETER / HOST_ADAM_BYTES_PER_S
+        return config.data.global_batch_rows * config.data.seq_len / step_s
 
 
 def list_alternatives(config: TrainConfig) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -179,6 +113,7 @@ def list_alternatives(config: TrainConfig) -> Iterator[tuple[str, dict[str, Any]
     yield "hsdp: zero3, shard_degree 8", {"strategy": "zero3", "shard_degree": 8}
     for degree in (2, 8):
         yield f"tensor {degree}", {**sharded, "tensor": degree, "shard_degree": None}
+    yield "context 2", {"context": 2}
     for kind in ("none", "selective", "full"):
         yield f"checkpointing {kind}", {"activation_checkpointing": kind}
     yield "activation offload", {"activation_offload": True}
@@ -242,6 +177,11 @@ def _list_memory_savers(config: TrainConfig) -> list[tuple[str, dict[str, Any]]]
     if not parallel.activation_offload:
         changes.append({"activation_offload": True})
     changes += [{"tensor": degree} for degree in (2, 4, 8) if degree > parallel.tensor]
+    if rows == 1:
+        # Halving the rows of a micro-batch needs no communication, so it comes first.
+        changes += [
+            {"context": degree} for degree in (2, 4, 8) if degree > parallel.context
+        ]
     offloads = ["none", "optimizer", "parameters"]
     more_offload = offloads[offloads.index(parallel.offload) + 1 :]
     changes += [{"offload": offload} for offload in more_offload]

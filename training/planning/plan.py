@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadFailed, ReadSettings
 from training.config import DataConfig, TrainConfig
+from training.data.tokenizer import open_tokenizer
 from training.errors import IncompatibleConfig
 from training.model.size import count_flops_per_token, count_parameters, resolve_vocab_size
 from training.planning.alternatives import (
@@ -26,11 +26,7 @@ from training.planning.alternatives import (
     list_alternatives,
 )
 from training.planning.gpus import Gpu
-
-# Published logs of Llama-like models with 1 to 8 B parameters on H100: torchtitan 33 to 39
-# %, llm-foundry 38 to 46 %, fms-fsdp 46 %, OLMo-core 40 %, counted as in
-# observability/step_timer.py.
-DEFAULT_MFU = 0.40
+from training.planning.utilization import find_utilization
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,8 @@ class Plan:
     """Memory and speed of a config and of its alternatives.
 
     Attributes:
+        mfu: model FLOPs utilization that is assumed.
+        mfu_source: where it comes from.
         tokens: tokens to train on.
         configured: the config as it is.
         alternatives: other strategies and activation settings.
@@ -50,6 +48,7 @@ class Plan:
     num_parameters: int
     flops_per_token: int
     mfu: float
+    mfu_source: str
     tokens: float
     configured: Option
     alternatives: tuple[Option, ...]
@@ -66,7 +65,7 @@ def make_plan(
     num_gpus: int,
     gpu: Gpu,
     vocab_size: int,
-    mfu: float = DEFAULT_MFU,
+    mfu: float | None = None,
     tokens: float | None = None,
 ) -> Plan:
     """Estimate a config and its alternatives. Nothing is started.
@@ -76,36 +75,48 @@ def make_plan(
         num_gpus: GPUs, with one rank on each.
         gpu: type of all GPUs.
         vocab_size: rows of the embedding (see `find_vocab_size`).
-        mfu: model FLOPs utilization to assume; recomputation is added to the model's FLOPs.
+        mfu: model FLOPs utilization to assume; None: the published one of the nearest shape.
+            Recomputation is added to the model's FLOPs.
         tokens: tokens to train on; None: those of the config's steps.
 
     Raises:
         IncompatibleConfig: an argument is out of range, or the config cannot run on these GPUs.
     """
     tokens = _count_tokens(config) if tokens is None else tokens
+    num_parameters = count_parameters(config.model, vocab_size)
+    flops = count_flops_per_token(config.model, vocab_size, config.data.seq_len)
     _check_arguments(num_gpus, mfu, tokens)
+    mfu, source = _choose_mfu(config, num_parameters, num_gpus, mfu)
     estimator = Estimator(config, num_gpus, gpu, vocab_size, mfu)
     configured = _estimate_configured(estimator)
-    # Remedies take hundreds of estimates, so they are computed only if they are needed.
-    remedies = [] if configured.fits(gpu) else find_remedies(estimator)
     return Plan(
         gpu=gpu,
         num_gpus=num_gpus,
         vocab_size=vocab_size,
-        num_parameters=count_parameters(config.model, vocab_size),
-        flops_per_token=count_flops_per_token(
-            config.model, vocab_size, config.data.seq_len
-        ),
+        num_parameters=num_parameters,
+        flops_per_token=flops,
         mfu=mfu,
+        mfu_source=source,
         tokens=tokens,
         configured=configured,
         alternatives=tuple(_estimate_alternatives(estimator)),
-        remedies=tuple(remedies),
+        # Remedies take hundreds of estimates, so they are computed only if they are needed.
+        remedies=() if configured.fits(gpu) else tuple(find_remedies(estimator)),
     )
 
 
 def _count_tokens(config: TrainConfig) -> float:
     return float(config.steps * config.data.global_batch_rows * config.data.seq_len)
+
+
+def _choose_mfu(
+    config: TrainConfig, num_parameters: int, num_gpus: int, given: float | None
+) -> tuple[float, str]:
+    """Return the MFU, and where it comes from."""
+    if given is not None:
+        return given, "as given"
+    nearest = find_utilization(num_parameters, config.data.seq_len, num_gpus)
+    return nearest.share, f"published for {nearest.describe()}"
 
 
 def _estimate_configured(estimator: Estimator) -> Option:
@@ -115,12 +126,21 @@ def _estimate_configured(estimator: Estimator) -> Option:
     return configured
 
 
-def _check_arguments(num_gpus: int, mfu: float, tokens: float) -> None:
-    if num_gpus < 1 or not 0 < mfu <= 1 or tokens <= 0:
-        raise IncompatibleConfig(
-            f"--gpus is {num_gpus}, must be at least 1; --mfu {mfu:g}, must be in 0..1; "
-            f"--tokens {tokens:g}, must be above 0"
-        )
+def _check_arguments(num_gpus: int, mfu: float | None, tokens: float) -> None:
+    """Refuse arguments out of their ranges.
+
+    Raises:
+        IncompatibleConfig: lists all that are out of range.
+    """
+    faults: list[str] = []
+    if num_gpus < 1:
+        faults.append(f"--gpus is {num_gpus}, must be at least 1")
+    if mfu is not None and not 0 < mfu <= 1:
+        faults.append(f"--mfu is {mfu:g}, must be above 0 and at most 1")
+    if not tokens > 0:
+        faults.append(f"--tokens is {tokens:g}, must be above 0")
+    if faults:
+        raise IncompatibleConfig("; ".join(faults))
 
 
 def _estimate_alternatives(estimator: Estimator) -> Iterator[Option]:
@@ -151,11 +171,8 @@ def find_vocab_size(config: TrainConfig) -> int:
 
 def _read_tokenizer_vocab_size(data: DataConfig) -> int:
     if data.instructions is not None:
-        from tokenizers import Tokenizer
-
         assert data.tokenizer is not None
-        text = Path(data.tokenizer).read_text(encoding="utf-8")
-        return Tokenizer.from_str(text).get_vocab_size()
+        return open_tokenizer(data.tokenizer).vocab_size
     manifests = [str(data.manifest)]
     if data.mixture is not None:
         manifests = [source.manifest for source in data.mixture.values()]

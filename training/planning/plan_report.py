@@ -10,7 +10,7 @@ from rich.table import Table
 from terminal_output.console import SafeConsole
 from training.planning.alternatives import MAX_CHANGES, SPARE_SHARE, Option
 from training.planning.gpus import GIB
-from training.planning.memory import MemoryUse
+from training.planning.memory.footprint import MemoryUse
 from training.planning.plan import Plan
 
 _MOMENTS = {
@@ -34,9 +34,13 @@ assert tuple(_COLUMNS) == tuple(field.name for field in fields(MemoryUse))
 _NOTE = f"""\
 GiB at the peak of the fullest GPU. Parameters, gradients and optimizer state are exact. The \
 context is assumed, and so is the {SPARE_SHARE:.0%} of memory left to the allocator. Compiled \
-blocks take less than shown. The speed includes recomputation, tensor-parallel communication \
-within a node, and transfers to CPU memory. It does not include the additional network traffic \
-of zero3."""
+blocks take less than shown. The speed includes recomputation, communication of tensor and \
+context parallelism, Muon, and transfers to CPU memory. It does not include the additional network \
+traffic of zero3.
+Against published peaks: Llama 3.1 8B on 8 GPUs, 2 rows of 8,192 tokens, zero3, selective. \
+torchtitan reports 82.4 GiB, and 77.0 compiled. This plan has 79.2 with the logits of all tokens \
+at once, as torchtitan computes them, and 70.4 with chunks of 4,096 tokens: the part `loss` \
+differs, 14.0 and 5.1 GiB. On 128 GPUs: 67.0, 62.0 compiled; 68.7 and 59.9."""
 
 
 def print_plan(plan: Plan, console: SafeConsole) -> None:
@@ -57,9 +61,11 @@ def _summarize(plan: Plan) -> Iterator[str]:
     footprint = configured.footprint
     assert footprint is not None
     fits = configured.fits(gpu)
+    num = footprint.micro_batches
+    micro_batches = "1 micro-batch" if num == 1 else f"{num} micro-batches"
     yield (
         f"{plan.num_parameters / 1e9:.2f} B parameters (vocabulary {plan.vocab_size:,}) on "
-        f"{plan.num_gpus} x {gpu.name}, {footprint.micro_batches} micro-batches per step"
+        f"{plan.num_gpus} x {gpu.name}, {micro_batches} per step"
     )
     yield (
         f"{'fits' if fits else 'does not fit'}: {footprint.peak.total / GIB:.1f} of "
@@ -67,7 +73,7 @@ def _summarize(plan: Plan) -> Iterator[str]:
         f"{footprint.host / GIB:.1f} GiB of CPU memory per GPU"
     )
     yield (
-        f"{configured.tokens_per_s:,.0f} tokens/s at {plan.mfu:.0%} MFU: "
+        f"{configured.tokens_per_s:,.0f} tokens/s at {plan.mfu:.0%} MFU ({plan.mfu_source}): "
         f"{plan.tokens / 1e9:,.1f} B tokens in {plan.estimate_hours(configured):,.1f} hours "
         f"({plan.flops_per_token / 1e9:.1f} GFLOP per token)"
     )

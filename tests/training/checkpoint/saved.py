@@ -32,7 +32,7 @@ def make_state(tensors: Mapping[str, Tensor], step: int) -> TrainState:
 def make_checkpointer(run_dir: Path, **config: Any) -> Checkpointer:
     """Return the checkpointer of a run in this process."""
     dump_dir = Path(tempfile.gettempdir())
-    context = init_distributed(ParallelConfig(), timeout_s=60, dump_dir=dump_dir)
+    context = init_distributed(ParallelConfig(), timeout_s=600, dump_dir=dump_dir)
     return Checkpointer(run_dir, CheckpointConfig(keep_last=100, **config), context)
 
 

@@ -115,7 +115,7 @@ DAMAGES: list[tuple[str, str, Callable[[Path], object], str]] = [
 def test_damage_is_named_and_the_previous_checkpoint_is_offered(
     run_dir: Path, file_name: str, damage: Callable[[Path], object], message: str
 ) -> None:
-    """The error has the file, the kind of damage, the newest whole checkpoint and the setting."""
+    """The error names the file, the damage, the newest whole checkpoint and the setting."""
     file = newest(run_dir) / file_name
     damage(file)
     with pytest.raises(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training.conftest import losses, make_config
+from tests.training.conftest import losses, make_config, make_settings
 from tests.training.hugging_face.model_folders import (
     SPECIAL,
     VOCAB_SIZE,
@@ -29,7 +31,7 @@ from tests.training.hugging_face.model_folders import (
     write_tokenizer,
 )
 from training.checkpoint.marker import read_progress
-from training.config import DataConfig
+from training.config import DataConfig, TrainConfig
 from training.data.chat_format import ChatTokenizer
 from training.data.conversations import Conversations, read_conversations
 from training.data.instructions import (
@@ -38,10 +40,13 @@ from training.data.instructions import (
     open_instructions,
 )
 from training.data.packing import OPEN_ROWS, pack_epoch, pack_first_fit
+from training.data.tokenizer import open_tokenizer
 from training.errors import IncompatibleConfig
 from training.hugging_face.config_json import read_model_settings
 from training.hugging_face.export import export_checkpoint
 from training.model.loss import IGNORED_LABEL
+from training.model.size import resolve_vocab_size
+from training.planning.plan import find_vocab_size
 from training.trainer import train
 
 CHAT = [
@@ -91,9 +96,14 @@ def lines(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "lines.jsonl", answers(30))
 
 
+def open_chat(path: Path) -> ChatTokenizer:
+    """Open a tokenizer for conversations."""
+    return ChatTokenizer(open_tokenizer(str(path)))
+
+
 def open_rows(path: Path, tokenizer: Path, **settings: Any) -> InstructionRows:
     """Open the rows of a file, 256 tokens wide by default."""
-    chat_tokenizer, seq_len = ChatTokenizer(tokenizer), settings.pop("seq_len", 256)
+    chat_tokenizer, seq_len = open_chat(tokenizer), settings.pop("seq_len", 256)
     conversations = read_conversations(path, chat_tokenizer, seq_len=seq_len)
     defaults: dict[str, Any] = {"rows_per_rank": 1, "seed": 3}
     return InstructionRows(
@@ -210,7 +220,7 @@ def test_transformers_makes_the_same_tokens_of_a_chat(
     assert theirs.eos_token == "<|im_end|>"
     assert theirs.bos_token == starts_with
     ids = theirs.apply_chat_template(chat, return_dict=False)
-    ours = read_conversations(path, ChatTokenizer(tokenizer), seq_len=128).tokens.tolist()
+    ours = read_conversations(path, open_chat(tokenizer), seq_len=128).tokens.tolist()
     assert [*ours, *theirs.encode("\n", add_special_tokens=False)] == ids
     prompt = theirs.apply_chat_template(
         chat[:-1], add_generation_prompt=True, return_dict=False
@@ -232,11 +242,44 @@ def test_special_tokens_in_texts_are_encoded_as_text(
         ]
     }
     found = read_conversations(
-        write_lines(tmp_path / "a.jsonl", [record]), ChatTokenizer(tokenizer), seq_len=99
+        write_lines(tmp_path / "a.jsonl", [record]), open_chat(tokenizer), seq_len=99
     )
-    end = ChatTokenizer(tokenizer).end_id
+    end = open_chat(tokenizer).end_id
     assert found.tokens.tolist().count(end) == 2
     assert decoded(tokenizer, found.tokens.tolist()).count("<|im_end|>") == 4
+
+
+@pytest.mark.parametrize("form", ["folder", "name", "two files"])
+def test_the_tokenizer_may_be_a_folder_or_a_name(
+    form: str,
+    tmp_path: Path,
+    lines: Path,
+    tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for datasets: a folder with tokenizer.json, a downloaded one, or GPT-2's two files."""
+    monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "assets" / "mine" / "0123456789abcdef"
+    folder.mkdir(parents=True)
+    if form == "two files":
+        model = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]
+        (folder / "encoder.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+        merges = [" ".join(pair) for pair in model["merges"]]
+        (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    else:
+        shutil.copy(tokenizer, folder / "tokenizer.json")
+    name = str(folder) if form == "folder" else "mine"
+    data = DataConfig(instructions=str(lines), tokenizer=name, seq_len=256)
+    rows, vocab_size = open_instructions(data, alone(), ())
+    opened = open_tokenizer(name)
+    text = opened.tokenizer.decode(next(rows)["input_ids"][0].tolist())
+    assert re.search(r"\d+ is what I say\. ", text)
+    assert vocab_size == opened.vocab_size
+    settings = make_settings(
+        tmp_path, None, data={"instructions": str(lines), "tokenizer": name}
+    )
+    config = TrainConfig.model_validate(settings)
+    assert find_vocab_size(config) == resolve_vocab_size(config.model, vocab_size)
 
 
 def test_settings_in_the_tokenizer_do_not_cut_or_pad(
@@ -250,7 +293,7 @@ def test_settings_in_the_tokenizer_do_not_cut_or_pad(
     other.enable_padding(length=16)
     other.save(str(tmp_path / "other.json"))
     same = [
-        read_conversations(lines, ChatTokenizer(p), seq_len=99)
+        read_conversations(lines, open_chat(p), seq_len=99)
         for p in (tokenizer, tmp_path / "other.json")
     ]
     assert np.array_equal(same[0].tokens, same[1].tokens)
@@ -339,8 +382,8 @@ def test_files_without_valid_lines_are_refused(tmp_path: Path, tokenizer: Path) 
     assert f"{path} has no valid line (2 are invalid), expected objects with" in said
     assert f"{path}:1: found keys []" in said
     assert "cannot be read" in fault(tmp_path / "none.jsonl", tokenizer)
-    assert "cannot be read as a tokenizer.json" in fault(path, path)
-    assert "cannot be read as a tokenizer.json" in fault(path, tmp_path / "none.json")
+    assert f"{path} cannot be read as a tokenizer" in fault(path, path)
+    assert "there is no such file" in fault(path, tmp_path / "none.json")
     assert "none of the tokens that can end an answer: <|im_end|>, <|eot_id|>" in fault(
         path, write_tokenizer(tmp_path / "tokenizer.json", ("<s>",))
     )
@@ -415,7 +458,7 @@ def test_packing_conserves_every_token(
     counts = (ids * 7 + seed) % 3 > 0
     made = Conversations(ids, counts, starts, "file", (), 0, has_chats=False)
     rows = InstructionRows(
-        made, ChatTokenizer(tokenizer), seq_len=32, rows_per_rank=rows_per_rank, seed=seed
+        made, open_chat(tokenizer), seq_len=32, rows_per_rank=rows_per_rank, seed=seed
     )
     is_last = np.isin(np.arange(len(ids)), starts[1:] - 1)
     is_first = np.isin(np.arange(len(ids)), starts[:-1])

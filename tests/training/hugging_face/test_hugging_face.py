@@ -117,7 +117,7 @@ def test_import_prints_a_section_that_fits(tmp_path: Path) -> None:
         "dim": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 128, "vocab_size": VOCAB_SIZE,
         "norm_eps": 1e-5, "rope_theta": 500_000.0,
         "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_seq_len": 32},
-        "initial_weights": str(tmp_path),
+        "qk_norm": False, "initial_weights": str(tmp_path),
     }  # fmt: skip
     alone()
     load_weights_into(
@@ -146,7 +146,7 @@ def collect_faults(folder: Path, vocab_size: int = VOCAB_SIZE, **changes: Any) -
 
 
 def test_all_differences_are_reported_together(tmp_path: Path) -> None:
-    """The error has both values of each key, and the command that prints the right ones."""
+    """The error shows both values of each key, and the command that prints the right ones."""
     write_llama(tmp_path)
     said = collect_faults(
         tmp_path,
@@ -345,6 +345,25 @@ def test_the_export_command_writes_bf16_and_a_tokenizer(
     assert about.max_position_embeddings == 64
     assert found.decode(found("Hello, you!")["input_ids"]) == "Hello, you!"
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_gpt2_files_become_a_tokenizer_json(tmp_path: Path, language: Path) -> None:
+    """A tokenizer in a folder of two files is exported as the one file that others read."""
+    from tokenizers import Tokenizer
+
+    original = Tokenizer.from_file(str(write_tokenizer(tmp_path / "tokenizer.json")))
+    model = json.loads(original.to_str())["model"]
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "encoder.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{' '.join(merge)}\n" for merge in model["merges"])
+    (folder / "vocab.bpe").write_text(f"#version: 0.2\n{merges}")
+    settings = {"data": {"tokenizer": str(folder)}, "model": {"vocab_size": 1024}}
+    train(make_config(tmp_path / "run", language, steps=1, **settings), alone())
+    export_checkpoint(tmp_path / "run", tmp_path / "out")
+    exported = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    text = "Hello, you!"
+    assert exported.decode(exported.encode(text).ids) == text
 
 
 def test_impossible_exports_are_refused(tmp_path: Path, language: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
+from training.model import loss
 from training.model.attention import AttentionMask, attend, make_document_mask
 from training.model.loss import IGNORED_LABEL, chunked_cross_entropy
 from training.parallel.activation_offload import ActivationOffload
@@ -26,15 +27,24 @@ def whole_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 @given(
     num_tokens=st.integers(1, 40),
     chunk_tokens=st.integers(1, 50),
+    z_loss=st.sampled_from([0.0, 1e-4, 0.1]),
     vocab_size=st.integers(2, 30),
     ignored_share=st.sampled_from([0.0, 0.3, 1.0]),
     seed=st.integers(0, 9),
 )
 @settings(max_examples=60)
 def test_the_chunked_loss_equals_torch_cross_entropy(
-    num_tokens: int, chunk_tokens: int, vocab_size: int, ignored_share: float, seed: int
+    num_tokens: int,
+    chunk_tokens: int,
+    vocab_size: int,
+    ignored_share: float,
+    z_loss: float,
+    seed: int,
 ) -> None:
-    """Losses per token, their sum and both gradients are equal for every chunk size."""
+    """Losses per token, their sum and both gradients are equal for every chunk size.
+
+    The gradients, not the losses, contain the z-loss.
+    """
     random = torch.Generator().manual_seed(seed)
     hidden = torch.randn(
         num_tokens, 5, generator=random, dtype=torch.float32
@@ -44,17 +54,47 @@ def test_the_chunked_loss_equals_torch_cross_entropy(
     ).requires_grad_()
     labels = torch.randint(0, vocab_size, (num_tokens,), generator=random)
     labels[torch.rand(num_tokens, generator=random) < ignored_share] = IGNORED_LABEL
-    total, losses = chunked_cross_entropy(hidden, weight, labels, chunk_tokens=chunk_tokens)
+    total, losses = chunked_cross_entropy(
+        hidden, weight, labels, chunk_tokens=chunk_tokens, z_loss=z_loss
+    )
     found = torch.autograd.grad(3 * total, (hidden, weight))
     expected = whole_loss(hidden, weight, labels)
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(total, expected.sum(), rtol=1e-5, atol=1e-5)
+    log_z = (hidden @ weight.T).logsumexp(1) * (labels != IGNORED_LABEL)
+    objective = expected.sum() + z_loss * log_z.square().sum()
     torch.testing.assert_close(
         found,
-        torch.autograd.grad(3 * expected.sum(), (hidden, weight)),
+        torch.autograd.grad(3 * objective, (hidden, weight)),
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.heavy)]
+)
+def test_the_compiled_loss_equals_the_eager_one(
+    backend: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and gradients are equal, also for a last chunk of another size."""
+    compiled = torch.compile(loss._chunk_loss, backend=backend)
+    monkeypatch.setattr(loss, "_compile_chunk_loss", lambda: compiled)
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(23, 8, generator=random).to(dtype).requires_grad_()
+    weight = torch.randn(40, 8, generator=random).to(dtype).requires_grad_()
+    labels = torch.randint(0, 40, (23,), generator=random)
+    labels[::5] = IGNORED_LABEL
+    found: list[tuple[Tensor, ...]] = []
+    for is_compiled in (False, True):
+        total, losses = chunked_cross_entropy(
+            hidden, weight, labels, chunk_tokens=9, z_loss=0.1, is_compiled=is_compiled
+        )
+        grads = torch.autograd.grad(total, (hidden, weight))
+        found.append((total.detach(), losses, *grads))
+    # Also in bf16: both forms compute in fp32, and round the gradient of a logit once.
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
 
 def test_large_logits_do_not_overflow() -> None:

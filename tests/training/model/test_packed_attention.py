@@ -7,7 +7,9 @@ interface, so that everything between the model and the kernel runs on every ver
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Generator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,8 +19,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from training.errors import IncompatibleConfig
 from training.model import attention
-from training.model.attention import AttentionMask, attend, make_document_mask
+from training.model.attention import (
+    AttentionMask,
+    attend,
+    make_document_mask,
+    select_kernel,
+)
 
 NUM_ROWS, SEQ_LEN = 2, 16
 
@@ -130,3 +138,39 @@ def test_a_model_of_packed_rows_compiles() -> None:
     torch.testing.assert_close(
         compiled(query, key, value, mask), attend(query, key, value, mask)
     )
+
+
+@pytest.mark.parametrize("name", ["flash", "flash3", "cudnn"])
+def test_kernels_of_gpus_are_refused_elsewhere(name: str) -> None:
+    """The error names the key, and torch's own choice stays."""
+    before = torch.backends.cuda.math_sdp_enabled()
+    with pytest.raises(IncompatibleConfig, match=rf"precision\.attention is {name}.* auto"):
+        select_kernel(name, torch.device("cpu"))
+    select_kernel("auto", torch.device("cpu"))
+    assert torch.backends.cuda.math_sdp_enabled() == before
+
+
+def test_one_kernel_is_left_on_a_gpu() -> None:
+    """A kernel that cannot run is an error of torch, not another kernel."""
+    switches = ("flash", "cudnn", "mem_efficient", "math")
+    read = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled") for name in switches}
+    before = {name: is_enabled() for name, is_enabled in read.items()}
+    try:
+        for name in ("flash", "cudnn"):
+            select_kernel(name, torch.device("cuda"))
+            assert [each for each in switches if read[each]()] == [name]
+        with pytest.raises(IncompatibleConfig, match="flash_attn_interface"):
+            select_kernel("flash3", torch.device("cuda"))
+    finally:
+        for name, is_enabled in before.items():
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(is_enabled)
+
+
+def test_another_package_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flash_attn_interface without the kernels is named, and the key to change."""
+    name = "flash_attn_interface"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.raises(
+        IncompatibleConfig, match=r"precision\.attention is flash3.*does not expose FA3"
+    ):
+        select_kernel("flash3", torch.device("cuda"))

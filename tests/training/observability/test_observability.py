@@ -9,6 +9,7 @@ import logging
 import socket
 import time
 import weakref
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ import torch
 
 from storage.errors import StorageError
 from tests.faults._small_disk import PAGE_BYTES, find_missing_tmpfs, mount_disk
-from tests.prometheus import Watched, find_free_port, needs_prometheus, run_prometheus
+from tests.pipeline.runs.waiting import wait_for
+from tests.prometheus import (
+    Prometheus,
+    Watched,
+    find_free_port,
+    needs_prometheus,
+    run_prometheus,
+)
 from tests.training.conftest import make_config, read_log
 from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
@@ -93,7 +101,7 @@ def write_many(log: MetricsLog) -> None:
 
 @pytest.mark.skipif(find_missing_tmpfs() is not None, reason="needs a small disk")
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    """The error has the path. The log ends with a whole line."""
+    """The error names the path. The log ends with a whole line."""
     with mount_disk(tmp_path, PAGE_BYTES):
         settings = ObservabilityConfig(tensorboard=False)
         log = MetricsLog(tmp_path, settings, {"steps": 9}, writes=True)
@@ -209,18 +217,47 @@ def test_a_log_of_another_rank_writes_nothing(tmp_path: Path) -> None:
     assert not torch.cuda.is_available() or read_memory_peaks(torch.device("cuda", 0))
 
 
+class WaitForPrometheus(logging.Handler):
+    """Lets a run wait after each report until Prometheus has asked for its figures.
+
+    The panels otherwise depend on how long the steps take.
+    """
+
+    def __init__(self, prometheus: Prometheus) -> None:
+        super().__init__()
+        self._prometheus = prometheus
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Wait for figures that are newer than the record."""
+        wait_for(lambda: self._find_newest() > record.created)
+
+    def _find_newest(self) -> float:
+        query = "timestamp(corpusmill_train_steps_total)"
+        found = self._prometheus.ask("query", query=query)["result"]
+        return max((float(each["value"][1]) for each in found), default=0.0)
+
+
+@pytest.fixture
+def training_log() -> Iterator[logging.Logger]:
+    """The logger of a run, with its reports. Its handlers and level are restored."""
+    logger = logging.getLogger("training")
+    handlers, level = list(logger.handlers), logger.level
+    logger.setLevel(logging.INFO)
+    yield logger
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
 @needs_prometheus
 def test_every_panel_of_training_shows_a_real_run(
-    language: Path, tmp_path: Path, request: pytest.FixtureRequest
+    language: Path, tmp_path: Path, training_log: logging.Logger
 ) -> None:
     """Only the GPU panel is empty on CPU, losses equal the log, and no alert fires."""
-    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
-    torch.set_num_threads(1)  # steps this small cost more to share than to do
     port = find_free_port()
     config = make_config(
         tmp_path / "tiny",
         language,
-        steps=600,  # seconds, on any machine: rates are of several answers
+        steps=30,
         data={"global_batch_rows": 2},
         observability={
             "every_steps": 5,
@@ -228,10 +265,11 @@ def test_every_panel_of_training_shows_a_real_run(
             "prometheus": {"port": port},
             "peak_tflops": 0.05,
         },
-        validation={"manifest": str(language), "every_steps": 50, "documents": 5},
+        validation={"manifest": str(language), "every_steps": 10, "documents": 5},
     )
     start = time.time()
-    with run_prometheus(port, tmp_path / "prometheus", every_s=0.2) as prometheus:
+    with run_prometheus(port, tmp_path / "prometheus", every_s=1) as prometheus:
+        training_log.addHandler(WaitForPrometheus(prometheus))
         train(
             config,
             distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),

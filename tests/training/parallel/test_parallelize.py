@@ -13,7 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from tests.training.conftest import losses, make_config, make_settings, read_log, train_all
 from training.config import ParallelConfig
 from training.errors import IncompatibleConfig
-from training.parallel import distributed
+from training.parallel import distributed, parallelize
+from training.parallel.activation_offload import ActivationOffload
 from training.trainer import train
 
 MODES: dict[int, dict[str, dict[str, Any]]] = {
@@ -128,8 +129,13 @@ def test_bf16_losses_are_close_to_fp32(
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, many
 @pytest.mark.parametrize(
-    ("strategy", "checkpointing"),
-    [("ddp", "none"), ("zero3", "none"), ("zero3", "full"), ("zero3", "selective")],
+    ("strategy", "checkpointing", "offloads"),
+    [
+        ("ddp", "none", False),
+        ("zero3", "none", True),
+        ("zero3", "full", True),
+        ("zero3", "selective", False),
+    ],
 )
 def test_compiled_blocks_learn_the_same_and_are_compiled_once(
     language: Path,
@@ -137,10 +143,18 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
     monkeypatch: pytest.MonkeyPatch,
     strategy: str,
     checkpointing: str,
+    offloads: bool,
 ) -> None:
     """Twelve blocks need one compilation; torch gives up after eight. aot_eager generates no code."""
+    # Tensors of this small model are sent, too.
+    offload = functools.partial(ActivationOffload, min_bytes=1)
+    monkeypatch.setattr(parallelize, "ActivationOffload", offload)
     model = {"num_layers": 12, "dim": 16, "num_heads": 2, "num_kv_heads": 1, "ffn_dim": 16}
-    parallel = {"strategy": strategy, "activation_checkpointing": checkpointing}
+    parallel = {
+        "strategy": strategy,
+        "activation_checkpointing": checkpointing,
+        "activation_offload": offloads,
+    }
     found: list[list[float]] = []
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()

@@ -98,8 +98,9 @@ def test_the_exit_code_shows_whether_the_config_fits(
     ("arguments", "message"),
     [
         (("--gpu", "h100"), "--gpu is h100, which is unknown; use one of a100-40gb, "),
-        (("--tokens", "0"), "--tokens 0, must be above 0"),
-        (("--mfu", "40"), "--mfu 40, must be in 0..1"),
+        (("--tokens", "0"), "--tokens is 0, must be above 0"),
+        (("--mfu", "40"), "--mfu is 40, must be above 0 and at most 1"),
+        (("--gpus", "0", "--mfu", "0"), "--gpus is 0, must be at least 1; --mfu is 0, "),
         (
             ("--set", "parallel.shard_degree=3"),
             "parallel.shard_degree is 3, which does not divide 16",

@@ -89,6 +89,10 @@ def estimate_block_activations(
     unneeded_outputs = e * _count_adapter_outputs(config) + e * model.dim
     if tensor > 1:
         unneeded_outputs += 2 * e * (model.dim // tensor)
+    if config.parallel.context > 1:
+        # Query, key and value as they are received; from them, whole rows are put together.
+        keys = model.num_kv_heads * model.head_dim // tensor
+        unneeded_outputs += e * (model.dim // tensor + 2 * keys)
     selective = parts.residual + stored_by_both + unneeded_outputs + e * model.dim
     # The recomputed block does not save its input again, unless a CPU norm converts it to fp32.
     input_is_shared = device_type == "cuda" or get_residual_bytes(config) == FP32_BYTES
@@ -127,14 +131,29 @@ def _measure_parts(config: TrainConfig, device_type: str) -> _Parts:
     # gate, silu(gate) and up; their product is the input of down_proj, saved only if that is
     # trained.
     num_inner = 4 if _is_trained(config, "down_proj") else 3
+    # Query and output; with context parallelism also the output after the exchange.
+    num_widths = 2 if config.parallel.context == 1 else 3
+    norms = 2 * norm
+    if model.qk_norm:
+        # One norm per head, of queries and keys
+        num_heads = heads + model.num_kv_heads // tensor
+        norms += num_heads * estimate_norm_bytes(
+            e * model.head_dim, model.head_dim, device_type, is_trained=config.lora is None
+        )
     return _Parts(
         residual=residual,
-        norms=2 * norm,
+        norms=norms,
         inputs=_count_saved_inputs(config) * e * model.dim,
-        attention=e * (2 * width + 2 * keys) + FP32_BYTES * heads + scores,
+        attention=e * (num_widths * width + 2 * keys) + FP32_BYTES * heads + scores,
         low_rank=low_rank,
         feed_forward=e * inner * num_inner,
     )
+
+
+def count_tokens(config: TrainConfig) -> int:
+    """Return the tokens of a micro-batch that this rank computes."""
+    tokens = config.data.seq_len * config.data.micro_batch_rows
+    return tokens // config.parallel.context
 
 
 def get_compute_bytes(config: TrainConfig) -> int:
@@ -191,7 +210,9 @@ def _count_score_bytes(config: TrainConfig, device_type: str) -> int:
     """
     model, data = config.model, config.data
     if device_type == "cpu":
-        return get_compute_bytes(config) * data.seq_len if data.document_masks else 0
+        # The mask is of whole rows, of which this rank has a part of the tokens.
+        row = get_compute_bytes(config) * data.seq_len * config.parallel.context
+        return row if data.document_masks else 0
     is_grouped = model.num_heads != model.num_kv_heads
     if get_compute_bytes(config) == FP32_BYTES and (data.document_masks or is_grouped):
         return 2 * FP32_BYTES * data.seq_len * model.num_heads // config.parallel.tensor

@@ -1,13 +1,10 @@
-"""Selects held-out documents, reads their tokens and metadata, and packs them into rows."""
+"""Selects held-out documents, cuts them into windows, and reads their tokens and metadata."""
 
 from __future__ import annotations
 
-import bisect
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from loader.reading.metadata import read_metadata
 from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from training.config import DataConfig
-from training.errors import IncompatibleConfig
+from training.data.tokenizer import open_tokenizer
 
 Ints = NDArray[np.int64]
 
@@ -58,32 +55,15 @@ def list_first_documents(reader: ShardReader, num: int | None) -> list[DocumentL
     return locations
 
 
-def pack_windows(locations: list[DocumentLocation], seq_len: int) -> list[list[Window]]:
-    """Cut documents into windows of at most seq_len labels, and pack these into rows.
-
-    Best fit decreasing: the longest window first, each into the fullest row that has room.
-    """
+def cut_windows(locations: list[DocumentLocation], seq_len: int) -> list[Window]:
+    """Cut documents into windows of at most seq_len labels."""
     windows: list[Window] = []
     for document, location in enumerate(locations):
         # The first token of a document is never predicted.
         num_labels = location.num_tokens - 1
-        for first in range(0, num_labels, seq_len):
-            window_labels = min(seq_len, num_labels - first)
-            windows.append(Window(document, first, window_labels))
-    rows: list[list[Window]] = []
-    room: list[tuple[int, int]] = []  # (labels that still fit, row), sorted
-    for window in sorted(windows, key=lambda window: -window.num_labels):
-        # -1 sorts before every row number, so a row with exactly the wanted room is found.
-        found = bisect.bisect_left(room, (window.num_labels, -1))
-        if found == len(room):
-            left, row = seq_len, len(rows)
-            rows.append([])
-        else:
-            left, row = room.pop(found)
-        rows[row].append(window)
-        if left > window.num_labels:
-            bisect.insort(room, (left - window.num_labels, row))
-    return rows
+        starts = range(0, num_labels, seq_len)
+        windows += (Window(document, at, min(seq_len, num_labels - at)) for at in starts)
+    return windows
 
 
 def read_window(reader: ShardReader, location: DocumentLocation, window: Window) -> Ints:
@@ -153,11 +133,5 @@ def list_training_tokenizers(
     for name, source in (data.mixture or {}).items():
         tokenizer = read_manifest_columns(source.manifest, settings).tokenizer
         yield f"data.mixture.{name} {source.manifest}", tokenizer.sha256
-    if data.instructions is not None and data.tokenizer is not None:
-        try:
-            digest = hashlib.sha256(Path(data.tokenizer).read_bytes()).hexdigest()
-        except OSError as error:
-            raise IncompatibleConfig(
-                f"data.tokenizer {data.tokenizer} cannot be read ({error}); correct the path"
-            ) from error
-        yield f"data.tokenizer {data.tokenizer}", digest
+    if data.tokenizer is not None:
+        yield f"data.tokenizer {data.tokenizer}", open_tokenizer(data.tokenizer).sha256

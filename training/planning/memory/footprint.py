@@ -21,16 +21,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from training.config import TrainConfig
-from training.planning.activations import (
+from training.planning.gpus import GIB
+from training.planning.memory.activations import (
     FP32_BYTES,
     BlockActivations,
+    count_tokens,
     estimate_block_activations,
     estimate_norm_bytes,
     get_compute_bytes,
     get_residual_bytes,
 )
-from training.planning.gpus import GIB
-from training.planning.weight_layout import (
+from training.planning.memory.strategies import estimate_ddp, estimate_sharded
+from training.planning.memory.weight_layout import (
     MeshLayout,
     ModelWeights,
     list_model_weights,
@@ -128,10 +130,10 @@ def estimate_footprint(
     trained = weights.count_local(layout.shard, trained_only=True)
     parameters = FP32_BYTES * weights.count_local(layout.shard)
     gradients = FP32_BYTES * trained
-    optimizer = _count_optimizer_bytes(weights, layout)
+    optimizer = _count_optimizer_bytes(config, weights, layout)
     activations = estimate_block_activations(config, device_type=device_type)
     moments = _estimate_moments(config, layout, weights, activations, device_type)
-    tokens = config.data.seq_len * config.data.micro_batch_rows
+    tokens = count_tokens(config)
     # The last block is not offloaded (training/parallel/activation_offload.py).
     offloaded = max(0, config.model.num_layers - 1) * activations.offloaded * tokens
     host = parameters + optimizer + offloaded  # the copy for checkpoints
@@ -153,11 +155,22 @@ def estimate_footprint(
 # ---- optimizer state ----
 
 
-def _count_optimizer_bytes(weights: ModelWeights, layout: MeshLayout) -> int:
+def _count_optimizer_bytes(
+    config: TrainConfig, weights: ModelWeights, layout: MeshLayout
+) -> int:
     if layout.is_zero1:
         return _count_zero1_bytes(weights, layout.replicate)
     trained = weights.count_local(layout.shard, trained_only=True)
-    return _count_adam_bytes(trained, weights.num_trained)
+    num_tensors = weights.num_trained
+    momentum = 0
+    if config.optimizer.algorithm == "muon":
+        # One fp32 momentum for each number, and no step count.
+        matrices = [weight for weight in weights.block.weights if weight.is_matrix]
+        numbers = sum(weight.count_local(layout.shard) for weight in matrices)
+        momentum = FP32_BYTES * weights.num_layers * numbers
+        trained -= weights.num_layers * numbers
+        num_tensors -= weights.num_layers * len(matrices)
+    return _count_adam_bytes(trained, num_tensors) + momentum
 
 
 def _count_adam_bytes(numbers: int, num_tensors: int) -> int:
@@ -186,18 +199,6 @@ def _count_zero1_bytes(weights: ModelWeights, num_ranks: int) -> int:
 # ---- the moments of a step ----
 
 
-@dataclass(frozen=True)
-class _StrategyMemory:
-    """Bytes that depend on the strategy, by moment.
-
-    `buffers` has one more moment: "done", the end of the last block's backward.
-    """
-
-    gathered: dict[str, int]
-    gradients: dict[str, int]
-    buffers: dict[str, int]
-
-
 def _estimate_moments(
     config: TrainConfig,
     layout: MeshLayout,
@@ -205,8 +206,8 @@ def _estimate_moments(
     block: BlockActivations,
     device_type: str,
 ) -> dict[str, MemoryUse]:
-    tokens = config.data.seq_len * config.data.micro_batch_rows
-    strategy = (_estimate_sharded if layout.is_sharded else _estimate_ddp)(
+    tokens = count_tokens(config)
+    strategy = (estimate_sharded if layout.is_sharded else estimate_ddp)(
         config, layout, weights
     )
     constant = _count_constant_bytes(config, layout, weights, device_type)
@@ -231,6 +232,8 @@ def _estimate_moments(
     at_end = strategy.buffers["done"] + tokens * residual - one_block
     in_first = strategy.buffers["first"] + tokens * block.backward
     after = strategy.buffers["end"] + tokens * residual
+    if config.optimizer.algorithm == "muon":
+        after = max(after, _count_muon_buffers(config, weights, layout))
     loss = _count_head_bytes(config, weights, tokens)
     return {
         "loss": make_moment("loss", all_activations, loss, strategy.buffers["loss"]),
@@ -240,6 +243,20 @@ def _estimate_moments(
     }
 
 
+def _count_muon_buffers(
+    config: TrainConfig, weights: ModelWeights, layout: MeshLayout
+) -> int:
+    """Return the bytes of orthogonalizing the largest matrix: three of it, two of its square."""
+    largest = 0
+    for weight in weights.block.weights:
+        if weight.is_matrix:
+            numbers = layout.tensor * weight.count_local(1)
+            # The other side of every matrix of a block is `dim`, or shorter.
+            side = min(config.model.dim, numbers // config.model.dim)
+            largest = max(largest, 3 * numbers + 2 * side * side)
+    return get_compute_bytes(config) * largest
+
+
 def _count_constant_bytes(
     config: TrainConfig, layout: MeshLayout, weights: ModelWeights, device_type: str
 ) -> dict[str, int]:
@@ -247,7 +264,7 @@ def _count_constant_bytes(
     offload = config.parallel.offload
     parameters = FP32_BYTES * weights.count_local(layout.shard)
     # Offloaded parameters take the optimizer state with them to CPU memory.
-    optimizer = _count_optimizer_bytes(weights, layout)
+    optimizer = _count_optimizer_bytes(config, weights, layout)
     context = 0
     if device_type == "cuda":
         context = CONTEXT_BYTES + COMMUNICATOR_BYTES * layout.num_communicators
@@ -262,7 +279,7 @@ def _count_kept_bytes(
     config: TrainConfig, layout: MeshLayout, block: BlockActivations, device_type: str
 ) -> int:
     """Return the activations of all blocks and of the final norm that are on the GPU."""
-    tokens = config.data.seq_len * config.data.micro_batch_rows
+    tokens = count_tokens(config)
     num_layers, width = config.model.num_layers, config.model.dim // layout.tensor
     residual = get_residual_bytes(config) * config.model.dim // layout.tensor
     is_trained = config.lora is None
@@ -305,148 +322,3 @@ def _count_head_bytes(config: TrainConfig, weights: ModelWeights, tokens: int) -
     in_backward = 2 * hidden
     in_backward += (2 * FP32_BYTES + (e if e < FP32_BYTES else 0)) * numbers * is_trained
     return max(in_forward, in_backward)
-
-
-def _estimate_ddp(
-    config: TrainConfig, layout: MeshLayout, weights: ModelWeights
-) -> _StrategyMemory:
-    """Estimate ddp and zero1. With DDP, its buckets hold the gradients during the whole run."""
-    # DDP allocates its buckets at the start. Without DDP, gradients of earlier micro-batches
-    # remain.
-    keeps_gradients = layout.replicate > 1 or layout.micro_batches > 1
-    e, num_layers = get_compute_bytes(config), weights.num_layers
-    gradients = FP32_BYTES * weights.count_local(1, trained_only=True)
-    embedding = FP32_BYTES * weights.embedding.count_local(1, trained_only=True)
-    block = FP32_BYTES * weights.block.count_local(1, trained_only=True)
-    head = FP32_BYTES * weights.head.count_local(1, trained_only=True)
-    # One gradient in the compute dtype and in fp32, before it is added to its bucket.
-    new_gradient = (FP32_BYTES + e) * weights.block.largest_trained
-    return _StrategyMemory(
-        gathered=_estimate_casts(config, weights),
-        gradients={
-            "loss": gradients if keeps_gradients else 0,
-            "last": gradients if keeps_gradients else head,
-            "first": gradients if keeps_gradients else head + (num_layers - 1) * block,
-            "end": gradients,
-        },
-        buffers={
-            "loss": 0,
-            "last": new_gradient,
-            "done": new_gradient,
-            "first": new_gradient,
-            "end": embedding,
-        },
-    )
-
-
-def _estimate_casts(config: TrainConfig, weights: ModelWeights) -> dict[str, int]:
-    """Return the casts of the weights, which autocast caches until they are no longer needed."""
-    e = get_compute_bytes(config)
-    matrices = sum(w.count_local(1) for w in weights.block.weights if w.is_matrix)
-    # fp32 weights are used as they are.
-    block_casts = e * matrices if e < FP32_BYTES else 0
-    all_casts = weights.num_layers * block_casts
-    # Recomputation casts each block anew.
-    is_checkpointed = config.parallel.activation_checkpointing != "none"
-    return {
-        "loss": all_casts,
-        "last": block_casts if is_checkpointed else all_casts,
-        "first": block_casts,
-        "end": 0,
-    }
-
-
-def _estimate_sharded(
-    config: TrainConfig, layout: MeshLayout, weights: ModelWeights
-) -> _StrategyMemory:
-    """zero2 and zero3: fully_shard gathers one group ahead, and reduces gradients in fp32."""
-    return _StrategyMemory(
-        gathered=_estimate_gathered(config, layout.shard, weights),
-        gradients=_estimate_sharded_gradients(config, layout, weights),
-        buffers=_estimate_sharded_buffers(config, layout.shard, weights),
-    )
-
-
-def _estimate_gathered(
-    config: TrainConfig, shard: int, weights: ModelWeights
-) -> dict[str, int]:
-    e, num_layers = get_compute_bytes(config), weights.num_layers
-    embedding = e * weights.embedding.count_gathered(shard)
-    block = e * weights.block.count_gathered(shard)
-    head = e * weights.head.count_gathered(shard)
-    if config.parallel.strategy == "zero3":
-        # zero3: the block in use, and in backward also the one that is gathered ahead.
-        after_forward, in_backward = block, block * min(2, num_layers)
-    else:
-        # zero2: everything gathered in forward stays until its backward.
-        after_forward = in_backward = block * num_layers + embedding
-    return {
-        "loss": head + after_forward,
-        "last": in_backward,
-        "first": block + embedding,
-        "end": embedding,
-    }
-
-
-def _estimate_sharded_gradients(
-    config: TrainConfig, layout: MeshLayout, weights: ModelWeights
-) -> dict[str, int]:
-    shard = layout.shard
-    # Offloaded parameters have their gradients in CPU memory.
-    on_gpu = 0 if config.parallel.offload == "parameters" else FP32_BYTES
-    local = on_gpu * weights.count_local(shard, trained_only=True)
-    local_head = on_gpu * weights.head.count_local(shard, trained_only=True)
-    local_block = on_gpu * weights.block.count_local(shard, trained_only=True)
-    # Reduced already when the first block is in backward: the head, and all blocks but the first.
-    later_groups = local_head + (weights.num_layers - 1) * local_block
-    if layout.micro_batches == 1:
-        return {"loss": 0, "last": local_head, "first": later_groups, "end": local}
-    if config.parallel.accumulate == "sharded":
-        # Earlier micro-batches have left this rank's share.
-        return dict.fromkeys(("loss", "last", "first", "end"), local)
-    # Earlier micro-batches have left whole gradients in fp32. Each group's are freed when it is
-    # reduced in the last micro-batch.
-    whole = FP32_BYTES * weights.count_local(1, trained_only=True)
-    whole_embedding = (
-        FP32_BYTES * shard * weights.embedding.count_local(shard, trained_only=True)
-    )
-    whole_block = FP32_BYTES * shard * weights.block.count_local(shard, trained_only=True)
-    whole_head = FP32_BYTES * shard * weights.head.count_local(shard, trained_only=True)
-    return {
-        "loss": whole,
-        "last": whole - whole_head + local_head,
-        "first": later_groups + whole_block + whole_embedding,
-        "end": local,
-    }
-
-
-def _estimate_sharded_buffers(
-    config: TrainConfig, shard: int, weights: ModelWeights
-) -> dict[str, int]:
-    e, num_layers = get_compute_bytes(config), weights.num_layers
-    is_zero3 = config.parallel.strategy == "zero3"
-    # Buffers of a reduction, in fp32, and of the same gradients before, in the compute dtype.
-    reduced_embedding = (
-        FP32_BYTES * shard * weights.embedding.count_local(shard, trained_only=True)
-    )
-    reduced_block = FP32_BYTES * shard * weights.block.count_local(shard, trained_only=True)
-    reduced_head = FP32_BYTES * shard * weights.head.count_local(shard, trained_only=True)
-    new_embedding = reduced_embedding * e // FP32_BYTES
-    new_block = reduced_block * e // FP32_BYTES
-    # A block's first gradient is computed while those of the group before it are reduced.
-    new_first = e * weights.block.largest_trained
-    reduced_before = reduced_block if num_layers > 1 else reduced_head
-    # A gather has its output twice: received, then copied into the parameters.
-    received_embedding = received_block = received_head = 0
-    if shard > 1:
-        received_head = e * weights.head.count_gathered(shard)
-        if is_zero3:
-            received_embedding = e * weights.embedding.count_gathered(shard)
-            received_block = e * weights.block.count_gathered(shard)
-    return {
-        "loss": received_head,
-        "last": reduced_head + new_first + received_block,
-        "done": reduced_block + new_block + received_block,
-        "first": reduced_before + new_first + received_embedding,
-        "end": max(reduced_embedding, reduced_block) + new_embedding,
-    }

@@ -27,8 +27,8 @@ from tests.training.conftest import (
 )
 from tests.training.rank_processes import run_world
 from training.config import TrainConfig
-from training.data.validation import Validation
 from training.errors import IncompatibleConfig
+from training.evaluation.validation import Validation
 from training.model.attention import AttentionMask
 from training.model.decoder import Decoder
 from training.model.initialization import init_parameter

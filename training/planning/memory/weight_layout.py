@@ -30,11 +30,15 @@ _CUT_COLUMNS = ("o_proj", "down_proj")
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """The mesh of replicate x shard x tensor ranks, and the micro-batches of a step."""
+    """The mesh of replicate x shard x tensor ranks, and the micro-batches of a step.
+
+    `context` ranks, which share rows, are among those of replicate x shard.
+    """
 
     replicate: int
     shard: int
     tensor: int
+    context: int
     is_zero1: bool
     is_sharded: bool
     micro_batches: int
@@ -42,7 +46,8 @@ class MeshLayout:
     @property
     def num_communicators(self) -> int:
         """The number of mesh dimensions over which ranks communicate."""
-        return sum(size > 1 for size in (self.replicate, self.shard, self.tensor))
+        sizes = self.replicate, self.shard, self.tensor, self.context
+        return sum(size > 1 for size in sizes)
 
 
 def plan_mesh(config: TrainConfig, num_gpus: int) -> MeshLayout:
@@ -58,10 +63,11 @@ def plan_mesh(config: TrainConfig, num_gpus: int) -> MeshLayout:
             raise IncompatibleConfig(
                 f"parallel.tensor is {tensor}, which does not divide model.{name} {number}"
             )
-    rows = replicate * shard * data.micro_batch_rows
+    num_data_ranks = replicate * shard // parallel.context
+    rows = num_data_ranks * data.micro_batch_rows
     if rows > data.global_batch_rows:
         raise IncompatibleConfig(
-            f"data.global_batch_rows is {data.global_batch_rows}, but {replicate * shard} "
+            f"data.global_batch_rows is {data.global_batch_rows}, but {num_data_ranks} "
             f"data-parallel ranks of {data.micro_batch_rows} rows read {rows} at a time; raise "
             f"it, or lower data.micro_batch_rows"
         )
@@ -69,6 +75,7 @@ def plan_mesh(config: TrainConfig, num_gpus: int) -> MeshLayout:
         replicate=replicate,
         shard=shard,
         tensor=tensor,
+        context=parallel.context,
         is_zero1=parallel.strategy == "zero1" and num_gpus > 1,
         is_sharded=parallel.strategy in ("zero2", "zero3"),
         # Rounded up, because a step ends with the first micro-batch that reaches global_batch_rows.
@@ -167,9 +174,14 @@ def list_model_weights(config: TrainConfig, vocab_size: int, tensor: int) -> Mod
         decoder = Decoder(config.model.model_copy(update={"num_layers": 1}), vocab_size)
         if config.lora is not None:
             add_adapters(decoder, config.lora)
-    embedding = _list_group(decoder, ["embed_tokens"], tensor)
     block = _list_group(decoder, ["layers"], tensor)
-    head = _list_group(decoder, ["norm", "lm_head"], tensor)
+    if config.model.tie_embeddings:
+        # One matrix, which fully_shard gathers for both uses.
+        embedding = WeightGroup(())
+        head = _list_group(decoder, ["embed_tokens", "norm"], tensor)
+    else:
+        embedding = _list_group(decoder, ["embed_tokens"], tensor)
+        head = _list_group(decoder, ["norm", "lm_head"], tensor)
     return ModelWeights(embedding, block, head, config.model.num_layers)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.planning.live_memory import LiveMemory, local_bytes
+from tests.training.planning.memory.live_memory import LiveMemory, local_bytes
 from tests.training.rank_processes import run_world
 from training.config import TrainConfig
 from training.errors import IncompatibleConfig
@@ -22,7 +22,7 @@ from training.model.size import count_parameters
 from training.parallel import distributed, parallelize
 from training.parallel.optimizer import Optimizer
 from training.planning.gpus import GIB
-from training.planning.memory import estimate_footprint
+from training.planning.memory.footprint import estimate_footprint
 
 VOCAB_SIZE = 384
 
@@ -58,6 +58,15 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
             "parallel": {"strategy": "zero3", "offload": "parameters"}
         },
         "offloaded-optimizer": {"parallel": {"strategy": "ddp", "offload": "optimizer"}},
+        "muon": {"parallel": {"strategy": "zero3"}, "optimizer": {"algorithm": "muon"}},
+        "tied": {
+            "parallel": {"strategy": "zero3"},
+            "model": {"tie_embeddings": True, "qk_norm": True},
+        },
+        "tied-ddp": {
+            "parallel": {"strategy": "ddp"},
+            "model": {"tie_embeddings": True, "qk_norm": True},
+        },
         "adapters": {
             "parallel": {"strategy": "zero3"},
             "lora": {"rank": 3, "targets": ["q_proj", "down_proj"]},
@@ -66,6 +75,10 @@ MODES: dict[int, dict[str, dict[str, Any]]] = {
     4: {
         "hsdp": {"parallel": {"strategy": "zero3", "shard_degree": 2}},
         "tensor-shard": {"parallel": {"strategy": "zero3", "tensor": 2}},
+        "tensor-muon": {
+            "parallel": {"strategy": "zero3", "tensor": 2},
+            "optimizer": {"algorithm": "muon"},
+        },
     },
 }
 
@@ -101,7 +114,11 @@ class Step:
         )
         parameters = dict(self.decoder.named_parameters())
         self.optimizer = Optimizer(
-            parameters, self.config.optimizer, self.config.parallel, here
+            parameters,
+            self.config.optimizer,
+            self.config.parallel,
+            here,
+            parallelize.COMPUTE_DTYPES[self.config.precision.compute],
         )
 
     def _fill(self, name: str, parameter: torch.Tensor) -> None:
@@ -132,7 +149,7 @@ class Step:
     def take(self) -> None:
         """Run the optimizer step."""
         self.optimizer.clip_gradients()
-        self.optimizer.step(1e-3)
+        self.optimizer.step(1e-3, torch.zeros(()))
         self.optimizer.zero_grad()
 
 
@@ -195,8 +212,18 @@ def kept_bytes(settings: Mapping[str, Any]) -> int:
             "lora": {"rank": 4, "targets": ["q_proj", "up_proj"]},
         },
         {"parallel": {"strategy": "ddp"}, "lora": {"rank": 4}},
+        {"parallel": {"strategy": "ddp"}, "model": {"qk_norm": True}},
+        {"parallel": {"strategy": "zero2"}, "model": {"qk_norm": True}},
     ],
-    ids=["fp32", "autocast", "fully_shard", "two adapters", "all adapters"],
+    ids=[
+        "fp32",
+        "autocast",
+        "fully_shard",
+        "two adapters",
+        "all adapters",
+        "autocast with qk_norm",
+        "fully_shard with qk_norm",
+    ],
 )
 def test_planned_activation_bytes_are_exact(
     changes: dict[str, Any], checkpointing: str
@@ -208,7 +235,8 @@ def test_planned_activation_bytes_are_exact(
     }
     measured, planned = [], []
     for num_layers in (2, 4):
-        settings = make_settings({**changes, "model": {"num_layers": num_layers}})
+        model = {**changes.get("model", {}), "num_layers": num_layers}
+        settings = make_settings({**changes, "model": model})
         measured.append(kept_bytes(settings))
         found = estimate_footprint(
             TrainConfig.model_validate(settings), VOCAB_SIZE, 1, device_type="cpu"

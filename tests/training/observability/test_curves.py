@@ -1,0 +1,143 @@
+"""The curves of a run are drawn from its log, as one file that needs no network."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.training.conftest import make_config
+from training.errors import IncompatibleConfig
+from training.observability.curves import (
+    format_tick,
+    list_ticks,
+    make_report,
+    read_log,
+    write_report,
+)
+from training.parallel import distributed
+from training.trainer import train
+
+
+def make_points(num_steps: int, **figures: Any) -> list[dict[str, Any]]:
+    """Return lines of a log whose loss falls."""
+    return [{"step": step, "loss": 9 / step, **figures} for step in range(1, num_steps + 1)]
+
+
+def test_a_finished_run_says_where_its_results_are(
+    language: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checkpoint, curves and the next command; the curves exist."""
+    caplog.set_level(logging.INFO, logger="training")
+    config = make_config(tmp_path / "run", language, steps=2)
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
+    )
+    message = caplog.messages[-1]
+    assert message.startswith(f"{tmp_path / 'run'}: 2 of 2 steps, 2 of them now")
+    paths = re.findall(r"^  (?:checkpoint|curves) +(.+)$", message, re.MULTILINE)
+    assert len(paths) == 2
+    assert all(Path(path).exists() for path in paths)
+    assert "python -m training export" in message
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>Loss</b>" in page
+    assert "&quot;steps&quot;: 2" in page
+
+
+def test_a_repeated_step_counts_once(tmp_path: Path) -> None:
+    """A killed run logs steps again; its last line counts, and validations stay beside it."""
+    lines = [
+        {"step": 1, "loss": 5.0},
+        {"step": 2, "loss": 4.0},
+        {"step": 2, "validation/loss": 4.5},
+        {"step": 2, "loss": 3.0},
+    ]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "lo')
+    assert read_log(log) == [lines[0], lines[2], lines[3]]
+
+
+def test_figures_that_are_not_finite_are_left_out() -> None:
+    """They would break the scale; figures that were never logged have no chart."""
+    page = make_report("run", [*make_points(3), {"step": 4, "loss": float("nan")}], None)
+    assert "nan" not in page
+    assert "<b>Loss</b>" in page
+    assert "<b>Model FLOPs utilization</b>" not in page
+
+
+def test_one_step_and_many_steps_can_be_drawn() -> None:
+    """A curve has at most 1,000 points, including the last point of the run."""
+    assert "<polyline" in make_report("run", make_points(1), None)
+    page = make_report("run", make_points(123_456), None)
+    (points,) = re.findall(r'points="([^"]+)"', page)
+    places = points.split()
+    assert 500 < len(places) <= 1000
+    assert places[-1].startswith("468.0,")  # the right edge
+
+
+@given(
+    low=st.floats(-1e9, 1e9),
+    width=st.floats(0, 1e9).filter(lambda width: width == 0 or width > 1e-6),
+)
+@example(low=5e-324, width=0.0)  # the smallest number
+def test_ticks_are_few_and_enclose_all_values(low: float, width: float) -> None:
+    """Two to seven of them."""
+    high = low + width
+    ticks = list_ticks(low, high)
+    distance = ticks[1] - ticks[0]
+    assert ticks[0] <= low + distance * 1e-6
+    assert ticks[-1] >= high - distance * 1e-6
+    assert 2 <= len(ticks) <= 7
+
+
+@given(
+    low=st.floats(-1e6, 1e6),
+    width=st.floats(1e-3, 1e6),
+    is_share=st.booleans(),
+)
+def test_labels_of_ticks_differ(low: float, width: float, is_share: bool) -> None:
+    """They have the decimals that their distance needs."""
+    ticks = list_ticks(low, low + width)
+    distance = ticks[1] - ticks[0]
+    labels = [format_tick(value, distance, is_share=is_share) for value in ticks]
+    assert len(set(labels)) == len(ticks)
+    for label, value in zip(labels, ticks, strict=True):
+        shown = float(label.rstrip("%").replace(",", ""))
+        assert shown / (100 if is_share else 1) == pytest.approx(value, abs=distance / 2)
+
+
+def test_the_total_and_the_bucket_all_have_different_names() -> None:
+    """A chart of several curves has a legend; languages are named as they are."""
+    figures = {
+        "validation/loss": 5.0,
+        "validation/loss/all": 6.0,
+        "validation/loss/en": 4.0,
+        "validation/tokens/all": 10,
+        "validation/tokens/en": 20,
+    }
+    page = make_report("run", [{"step": 1, "loss": 5.0}, {"step": 1, **figures}], None)
+    legends = re.findall(r'<b style="--colour: #\w+">([^<]+)</b>', page)
+    assert legends == ["training", "validation", "total", "en", "bucket all"]
+
+
+def test_names_and_settings_are_escaped() -> None:
+    """A run folder named like a script does not run."""
+    page = make_report("<script>x()</script>", make_points(2), {"a": "</pre><script>"})
+    assert "<script>" not in page
+    assert "http" not in page
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
+    """The message names the file."""
+    with pytest.raises(IncompatibleConfig, match=r"log\.jsonl: there is no such file"):
+        write_report(tmp_path)
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    with pytest.raises(IncompatibleConfig, match="no line has figures"):
+        write_report(tmp_path)

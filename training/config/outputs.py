@@ -1,0 +1,89 @@
+"""The sections `checkpoint` and `observability`: what a run writes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from training.config.base import Positive, Section
+
+
+class CheckpointConfig(Section):
+    """Checkpoints, in run_dir/checkpoints/step-00000100."""
+
+    every_steps: Positive | None = Field(
+        default=500,
+        description="Steps between checkpoints. One is also saved at the end. null: none at all.",
+    )
+    keep_last: Positive = Field(
+        default=3, description="Number of newest checkpoints to keep."
+    )
+    keep_every_steps: Positive | None = Field(
+        default=None, description="Checkpoints at multiples of this are kept forever."
+    )
+    upload: str | None = Field(
+        default=None,
+        description="Address (s3://bucket/prefix) to which each checkpoint is copied.",
+    )
+    on_damaged: Literal["stop", "previous"] = Field(
+        default="stop",
+        description="If the newest checkpoint is damaged: stop, or set it aside and resume from "
+        "the newest one without damage.",
+    )
+
+
+class WandbConfig(Section):
+    """Weights & Biases; needs `pip install wandb`. WANDB_MODE=offline needs no network."""
+
+    project: str = Field(description="Name of the project.")
+    name: str | None = Field(
+        default=None, description="Name of the run. null: that of run_dir."
+    )
+
+
+class PrometheusConfig(Section):
+    """A Prometheus endpoint on every rank (docs/watching.md)."""
+
+    port: int = Field(
+        default=9465,
+        ge=1,
+        le=65_000,
+        description="Port of the first rank of a machine; the others use the following ports.",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. 0.0.0.0 lets other machines read the metrics, without "
+        "a password.",
+    )
+
+
+class ObservabilityConfig(Section):
+    """Logs, metrics and traces."""
+
+    every_steps: Positive = Field(
+        default=10,
+        description="Steps between reports to log.jsonl, TensorBoard and the terminal.",
+    )
+    tensorboard: bool = Field(default=True, description="Write run_dir/tensorboard.")
+    wandb: WandbConfig | None = Field(
+        default=None, description="Log to Weights & Biases too."
+    )
+    prometheus: PrometheusConfig | None = Field(
+        default=None, description="Serve Prometheus metrics; {} uses the default port."
+    )
+    peak_tflops: float | None = Field(
+        default=None,
+        gt=0,
+        description="Dense peak of a device in TFLOP/s, for the MFU. null: that of the device's "
+        "name, if it is known; otherwise no MFU is reported.",
+    )
+    profile_steps: tuple[int, int] | None = Field(
+        default=None,
+        description="First and last step to trace on every rank, into run_dir/profile.",
+    )
+    memory_snapshot: bool = Field(
+        default=False,
+        description="On CUDA: write run_dir/memory-rank*.pickle at the end, or when memory runs "
+        "out.",
+    )

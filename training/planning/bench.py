@@ -1,0 +1,204 @@
+"""Measures the speed and memory of a config on random rows, beside the figures of its plan."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.config import SyntheticConfig, TrainConfig
+from training.model.size import count_parameters
+from training.parallel.distributed import RankContext
+from training.planning.alternatives import Estimator
+from training.planning.gpus import GIB, Gpu, find_peak_flops
+from training.planning.memory.footprint import estimate_footprint
+from training.planning.utilization import find_utilization
+from training.trainer import train
+
+_PROCESS = Path("/proc/self")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Speed and memory, measured and planned; None where they are unknown.
+
+    Attributes:
+        tokens_per_s: over all ranks.
+        step_s: mean.
+        mfu: 0..1.
+        peak_gib: of rank 0: reserved by the CUDA allocator, or growth of the process on a CPU.
+        planned_tokens_per_s: at the MFU that `plan` assumes.
+        planned_peak_gib: of the fullest rank.
+    """
+
+    tokens_per_s: float
+    step_s: float
+    mfu: float | None
+    peak_gib: float | None
+    planned_tokens_per_s: float | None
+    planned_mfu: float | None
+    planned_peak_gib: float
+
+
+def measure(
+    config: TrainConfig, context: RankContext, vocab_size: int, num_steps: int
+) -> Measurement:
+    """Train on random rows in a temporary folder, and return the figures.
+
+    As many steps as are measured run before them, for compilation and the allocator. Nothing is
+    saved. All ranks must call it together.
+
+    Args:
+        config: the run. Its data is not read.
+        context: this rank.
+        vocab_size: rows of the embedding.
+        num_steps: steps to measure.
+
+    Raises:
+        IncompatibleConfig: the config does not fit the ranks.
+    """
+    log_lines, peak_gib = _train(config, context, vocab_size, num_steps)
+    if not context.is_first:
+        return Measurement(0, 0, None, None, None, None, 0)
+    last = log_lines[-1]
+    footprint = estimate_footprint(
+        config, vocab_size, context.world_size, device_type=context.device.type
+    )
+    num_parameters = count_parameters(config.model, vocab_size)
+    nearest = find_utilization(num_parameters, config.data.seq_len, context.world_size)
+    planned_tokens_per_s = _plan_tokens_per_s(config, context, vocab_size, nearest.share)
+    return Measurement(
+        last["tokens_per_s"],
+        last["step_s"],
+        last.get("mfu"),
+        peak_gib,
+        planned_tokens_per_s,
+        None if planned_tokens_per_s is None else nearest.share,
+        footprint.peak.total / GIB,
+    )
+
+
+def _train(
+    config: TrainConfig, context: RankContext, vocab_size: int, num_steps: int
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Train in a temporary folder; return the lines of the log, and the peak in GiB.
+
+    Ranks other than the first return neither.
+    """
+    _reset_process_peak()
+    before_gib = _read_process_gib("VmRSS")
+    with tempfile.TemporaryDirectory(prefix="training-bench-") as folder:
+        train(_make_config(config, folder, vocab_size, num_steps), context)
+        if not context.is_first:
+            return [], None
+        text = (Path(folder) / "log.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    if context.device.type == "cuda":
+        return lines, max(line["memory_reserved_peak_gib"] for line in lines)
+    peak_gib = _read_process_gib("VmHWM")
+    if before_gib is None or peak_gib is None:
+        return lines, None
+    # The allocator of libc may reuse memory that was free before.
+    return lines, max(0.0, peak_gib - before_gib)
+
+
+def describe(
+    config: TrainConfig, num_ranks: int, vocab_size: int, measured: Measurement
+) -> Iterator[str]:
+    """Yield the lines of a table of measured and planned figures."""
+    data, billions = config.data, count_parameters(config.model, vocab_size) / 1e9
+    yield (
+        f"{billions:.3f} B parameters, {num_ranks} ranks, {config.parallel.strategy}, "
+        f"{config.precision.compute}; steps of {data.global_batch_rows} rows of "
+        f"{data.seq_len:,} tokens, {data.micro_batch_rows} rows at a time"
+    )
+    yield f"{'':16}{'measured':>12}{'plan':>12}"
+    rows = (
+        ("tokens/s", "{:,.0f}", measured.tokens_per_s, measured.planned_tokens_per_s),
+        ("MFU", "{:.1%}", measured.mfu, measured.planned_mfu),
+        ("step, s", "{:.3f}", measured.step_s, _plan_step_s(config, measured)),
+        ("peak, GiB", "{:.2f}", measured.peak_gib, measured.planned_peak_gib),
+    )
+    for name, form, *values in rows:
+        cells = ["-" if value is None else form.format(value) for value in values]
+        yield f"{name:16}{cells[0]:>12}{cells[1]:>12}"
+
+
+def _make_config(
+    config: TrainConfig, folder: str, vocab_size: int, num_steps: int
+) -> TrainConfig:
+    """Return the config without data, checkpoints, evaluations and other outputs."""
+    settings = config.model_dump()
+    # The documents of a config for random rows keep their length.
+    synthetic = settings["data"]["synthetic"] or SyntheticConfig().model_dump()
+    settings["data"] |= {
+        "manifest": None,
+        "mixture": None,
+        "instructions": None,
+        "synthetic": synthetic,
+    }
+    settings["model"] |= {"vocab_size": vocab_size, "initial_weights": None}
+    settings["checkpoint"] |= {"every_steps": None, "upload": None}
+    settings["observability"] = {
+        # The last report then covers the second half of the steps.
+        "every_steps": num_steps,
+        "tensorboard": False,
+        "peak_tflops": config.observability.peak_tflops,
+    }
+    settings |= {"run_dir": folder, "steps": 2 * num_steps}
+    settings |= {"validation": None, "tasks": None}
+    return TrainConfig.model_validate(settings)
+
+
+def _plan_tokens_per_s(
+    config: TrainConfig, context: RankContext, vocab_size: int, mfu: float
+) -> float | None:
+    """Return the speed that `plan` assumes for this device, or None if its peak is unknown."""
+    if context.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(context.device)
+        name, memory_bytes = properties.name, properties.total_memory
+        peak_flops = find_peak_flops(name)
+    else:
+        name, memory_bytes, peak_flops = "cpu", 0, None
+    if config.observability.peak_tflops is not None:
+        peak_flops = config.observability.peak_tflops * 1e12
+    if peak_flops is None:
+        return None
+    gpu = Gpu(name, memory_bytes, peak_flops)
+    estimator = Estimator(config, context.world_size, gpu, vocab_size, mfu)
+    return estimator.estimate("as configured", {}).tokens_per_s
+
+
+def _plan_step_s(config: TrainConfig, measured: Measurement) -> float | None:
+    if not measured.planned_tokens_per_s:
+        return None
+    tokens = config.data.global_batch_rows * config.data.seq_len
+    return tokens / measured.planned_tokens_per_s
+
+
+def _reset_process_peak() -> None:
+    """Set the peak of the resident memory to its current value (proc(5), clear_refs)."""
+    # Some containers forbid it. The peak is then that since the start of the process.
+    with contextlib.suppress(OSError):
+        (_PROCESS / "clear_refs").write_text("5", encoding="ascii")
+
+
+def _read_process_gib(field: str) -> float | None:
+    """Return resident memory of this process: VmRSS, now, or VmHWM, its peak (proc(5)).
+
+    None without Linux.
+    """
+    try:
+        status = (_PROCESS / "status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    (num_kib,) = (
+        line.split()[1] for line in status.splitlines() if line.startswith(f"{field}:")
+    )
+    return int(num_kib) * 1024 / GIB

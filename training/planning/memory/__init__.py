@@ -1,0 +1,1 @@
+"""Estimates of the memory of a training config, by the parts that take it."""
