@@ -17,15 +17,19 @@ from benchmarks.result_file import REPOSITORY
 
 # Arguments of each benchmark for `--quick`. Without it, each benchmark uses its defaults.
 QUICK_ARGUMENTS = {
-    "engine_overhead": ["--megabytes", "4", "--rounds", "1"],
-    "stages_table": ["--megabytes", "0.4", "--rounds", "1"],
-    "memory": ["--megabytes", "0.2", "0.4"],
-    "calibrate": ["--documents", "160", "80", "--files", "2"],
-    "driver_scale": ["--splits", "8"],
-    "paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
-    "verification": ["--megabytes", "0.4", "--rounds", "1"],
-    "substring_dedup": ["--documents", "100", "--pairs", "1"],
-    "document_time": ["--documents=100", "--tags=200", "--rounds=1", "--families=4"],
+    "runs.engine_overhead": ["--megabytes", "4", "--rounds", "1"],
+    "stages.stages_table": ["--megabytes", "0.4", "--rounds", "1"],
+    "runs.memory": ["--megabytes", "0.2", "0.4"],
+    "runs.growth": ["--megabytes", "0.2"],
+    "runs.calibrate": ["--documents", "160", "80", "--files", "2"],
+    "runs.driver_scale": ["--splits", "8"],
+    "stages.perplexity": ["--megabytes", "0.4", "--rounds", "1"],
+    "stages.paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
+    "stages.fasttext_kernel": ["--megabytes", "0.1", "--rounds", "1"],
+    "stages.reading": ["--megabytes", "0.4", "--rounds", "1"],
+    "runs.verification": ["--megabytes", "0.4", "--rounds", "1"],
+    "stages.substring_dedup": ["--documents", "100", "--pairs", "1"],
+    "stages.document_time": ["--documents=100", "--tags=200", "--rounds=1", "--families=4"],
 }
 
 

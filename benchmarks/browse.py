@@ -25,8 +25,8 @@ from rich.console import Console
 
 from benchmarks.result_file import save
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import Artifact
 from pipeline.phases.select import Select
 from pipeline.reporting.browse import build_index
 from pipeline.reporting.browse.answers import ANSWERS, Parameters, Session

@@ -9,7 +9,7 @@ seed), with its name and last mean at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -73,10 +73,6 @@ def _panel(panel: Panel, x_label: str) -> list[str]:
     def y(loss: float) -> float:
         return TOP + (high - loss) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    def line(curve: Curve, style: str) -> str:
-        places = " ".join(f"{x(tokens):.1f},{y(loss):.1f}" for tokens, loss in curve)
-        return f'<polyline points="{places}" fill="none" {style}/>'
-
     parts = [f'<text x="{LEFT}" y="42" fill="#444">{escape(panel.title)}</text>']
     for tick in _ticks(low, high):
         parts.append(
@@ -94,6 +90,19 @@ def _panel(panel: Panel, x_label: str) -> list[str]:
     parts.append(
         f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle" fill="#666">{escape(x_label)}</text>'
     )
+    return parts + _curves(panel, x, y)
+
+
+def _curves(
+    panel: Panel, x: Callable[[float], float], y: Callable[[float], float]
+) -> list[str]:
+    """Return the runs, their means, and a label at the end of each mean."""
+
+    def line(curve: Curve, style: str) -> str:
+        places = " ".join(f"{x(tokens):.1f},{y(loss):.1f}" for tokens, loss in curve)
+        return f'<polyline points="{places}" fill="none" {style}/>'
+
+    parts: list[str] = []
     colours = dict(zip(panel.curves, COLOURS, strict=False))
     for name, curves in panel.curves.items():
         if len(curves) > 1:

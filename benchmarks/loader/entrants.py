@@ -133,11 +133,12 @@ class Ours(Entrant):
 
     tokens: Any = "int64"
     key = "input_ids"
+    packing: Any = None
 
     def build(self) -> None:
         self.loader = TokenLoader(
             self.root / "shards", seq_len=BLOCK - 1, global_batch_rows=BATCH, rank=0, world_size=1, seed=SEED,
-            epochs=1, drop_last=True, tokens=self.tokens, prefetch_chunks=self.workers,
+            epochs=1, drop_last=True, tokens=self.tokens, prefetch_chunks=self.workers, packing=self.packing,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -149,17 +150,32 @@ class OursStored(Ours):
     key = "tokens"
 
 
+class OursPacked(Ours):
+    """Rows of the packing that generate.py writes beside the shards."""
+
+    packing = True
+
+
+class OursPackedStored(OursStored):
+    packing = True
+
+
 class OursDataset(Entrant):
-    """TokenDataset with torch's DataLoader."""
+    """TokenDataset with torch's DataLoader; the rows of a batch stay together."""
+
+    collates = True
 
     def build(self) -> None:
         dataset = TokenDataset(self.root / "shards", seq_len=BLOCK - 1, seed=SEED)
         self.sampler = dataset.sampler(
             global_batch_rows=BATCH, rank=0, world_size=1, drop_last=True
         )
-        self.loader, self.seen = (
-            DataLoader(dataset, batch_sampler=self.sampler, num_workers=self.workers),
-            0,
+        self.seen = 0
+        self.loader = DataLoader(
+            dataset,
+            batch_sampler=self.sampler,
+            num_workers=self.workers,
+            collate_fn=dataset.collate if self.collates else None,
         )
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -172,6 +188,12 @@ class OursDataset(Entrant):
 
     def load(self, state: Any) -> None:
         self.sampler.load_state_dict(state)
+
+
+class OursDatasetRows(OursDataset):
+    """TokenDataset with DataLoader's own collate function, which stacks rows."""
+
+    collates = False
 
 
 # --------------------------------------------------------------------------------------------------------------- peers
@@ -370,7 +392,10 @@ ENTRANTS: dict[str, type[Entrant]] = {
     "memmap_stored": MemmapStored,
     "ours": Ours,
     "ours_stored": OursStored,
+    "ours_packed": OursPacked,
+    "ours_packed_stored": OursPackedStored,
     "ours_dataset": OursDataset,
+    "ours_dataset_rows": OursDatasetRows,
     "torchdata": Torchdata,
     "litdata": Litdata,
     "grain": Grain,

@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 # the script runs in an environment without this project
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from loader.packed.pack import pack_dataset
+from loader.reading.manifest_columns import read_manifest_columns
+from loader.storage import ReadSettings
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 
@@ -78,6 +81,9 @@ def write_shards(
     (folder / MANIFEST_FILE).write_bytes(
         build_manifest(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
     )
+    settings = ReadSettings()
+    manifest = read_manifest_columns(folder, settings)
+    pack_dataset(manifest, seq_len=BLOCK - 1, settings=settings)
 
 
 def write_webdataset(folder: Path, items: Iterator[NDArray[np.uint16]]) -> None:

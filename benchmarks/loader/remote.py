@@ -193,28 +193,32 @@ def measure_faults(weed: Seaweed, folder: Path, cache: Path) -> list[dict[str, A
     for name, (fault, given) in cases.items():
         spoil(cut_after=None, flip=False, rate=None, hang_after=None)()
         shutil.rmtree(cache, ignore_errors=True)
-        loader, started = (
-            build(ADDRESS, settings(f"http://127.0.0.1:{proxy.port}", cache, **given)),
-            time.perf_counter(),
+        address = f"http://127.0.0.1:{proxy.port}"
+        rows.append(
+            {
+                "fault": name,
+                **measure_fault(settings(address, cache, **given), fault, wanted),
+            }
         )
-        try:
-            seen = (
-                "the same bytes"
-                if checksum(loader, {2: fault}) == wanted
-                else "OTHER BYTES"
-            )
-        except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
-            seen = f"{type(error).__name__}: {error}"
-        stats = loader.stats()
-        row = {
-            "fault": name,
-            "seconds": round(time.perf_counter() - started, 1),
-            "seen": seen,
-        }
-        rows.append(row | {key: stats[key] for key in ("retries", "refetches")})
         print(rows[-1], flush=True)
-        loader.close()
     return rows
+
+
+def measure_fault(
+    given: ReadSettings, fault: Callable[[], Any], wanted: int
+) -> dict[str, Any]:
+    """Return the duration and the result of an epoch in which a fault occurs."""
+    loader, started = build(ADDRESS, given), time.perf_counter()
+    try:
+        is_equal = checksum(loader, {2: fault}) == wanted
+        seen = "the same bytes" if is_equal else "OTHER BYTES"
+    except Exception as error:  # noqa: BLE001 - what a user sees is what is shown
+        seen = f"{type(error).__name__}: {error}"
+    stats = loader.stats()
+    loader.close()
+    seconds = round(time.perf_counter() - started, 1)
+    figures = {key: stats[key] for key in ("retries", "refetches")}
+    return {"seconds": seconds, "seen": seen, **figures}
 
 
 def main() -> None:

@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--gold", type=Path, required=True, help="folder with the clones")
     parser.add_argument("--every", type=int, default=1, help="take every nth page")
     parser.add_argument("--without-peers", action="store_true", help="ours only")
+    parser.add_argument("--only", nargs="+", help="names of extractors, by default all")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     folders = {name: args.gold / name for name in SETS if (args.gold / name).is_dir()}
@@ -191,7 +192,10 @@ def main() -> None:
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
     for name, folder in folders.items():
         pages = list(SETS[name](folder))[:: args.every]
-        figures = measure(pages, make_extractors())
+        extractors = make_extractors()
+        if args.only:  # all text is needed to count lost pages
+            extractors = {each: extractors[each] for each in ("text", *args.only)}
+        figures = measure(pages, extractors)
         figures["annotations_sha256"] = digest_annotations(folder)
         print_table(name, figures)
         if args.save:

@@ -37,7 +37,7 @@ NUM_FILES = 3
 DOCUMENTS_PER_FILE = 100
 
 # What is killed while a run on Ray works: the start of the program's name.
-RAY_VICTIMS = ("raylet", "gcs_server", "ray::Map", "ray::Dashboard")
+RAY_VICTIMS = ("raylet", "gcs_server", "ray::FlatMap", "ray::Dashboard")
 
 # A run on Ray that ends later is a failure.
 RAY_DEADLINE_S = 300

@@ -181,7 +181,7 @@ def serve(pipe: Connection, spec: dict[str, Any], log: str) -> None:
             {
                 "ready": {
                     "start_s": time.perf_counter() - began,
-                    **_memory(),
+                    **read_memory(),
                     **_peaks(figures),
                 }
             }
@@ -193,7 +193,7 @@ def serve(pipe: Connection, spec: dict[str, Any], log: str) -> None:
                     continue
                 _forget_peaks()
                 figures = entrant.run(**command)
-                pipe.send({"round": {**_memory(), **figures}})
+                pipe.send({"round": {**read_memory(), **figures}})
         entrant.close()
     except BaseException as error:  # noqa: BLE001 - the parent reports every error
         traceback.print_exc()
@@ -212,12 +212,17 @@ def _open(spec: Mapping[str, Any]) -> Any:
         from benchmarks.training.titan import Titan
 
         return Titan(spec)
+    if spec["kind"] == "kernels":
+        from benchmarks.training.kernels import Kernels
+
+        return Kernels(spec)
     return Ours(spec)
 
 
-def _memory() -> dict[str, float]:
-    """Return the peaks of the round, and the memory that stays after freeing caches."""
-    if not torch.cuda.is_available():
+def read_memory() -> dict[str, float]:
+    """Return the peaks of the round, and the memory that stays after freeing caches, in GiB."""
+    # False on a CPU, and before the first tensor on a GPU: there are no statistics yet.
+    if not torch.cuda.is_initialized():
         return {}
     stats = torch.cuda.memory_stats()
     gc.collect()

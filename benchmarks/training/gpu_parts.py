@@ -38,7 +38,7 @@ def measure_throughput(suite: Suite, length: int) -> None:
         length: 0 for short rows, 1 for long ones.
     """
     seq_len = suite.size.seq_lens[length]
-    float8 = {"precision": {"float8": "tensorwise"}}
+    float8 = {"precision": {"float8": "tensorwise", **_choose_layers(suite)}}
     specs = {
         name_ours(seq_len): suite.make_spec("ours", seq_len),
         f"bare, {seq_len}": suite.make_spec("bare", seq_len),
@@ -107,6 +107,33 @@ def measure_masks(suite: Suite) -> None:
         suite.measure({name_ours(seq_len, "document masks"): spec})
 
 
+def _choose_layers(suite: Suite) -> dict[str, Any]:
+    """Return the layers to convert to float8: no layer of the tiny model is large."""
+    return {"float8_layers": "large" if suite.size.compile else "all"}
+
+
+def measure_float8(suite: Suite) -> None:
+    """Measure float8 with all layers, and with a scale for each row."""
+    if find_spec("torchao") is None:
+        suite.skipped["float8"] = "torchao is not installed"
+        return
+    every_layer = {"float8": "tensorwise", "float8_layers": "all"}
+    _measure_variant(suite, "float8 all layers", {"precision": every_layer})
+    rowwise = {"float8": "rowwise", **_choose_layers(suite)}
+    _measure_variant(suite, "float8 rowwise", {"precision": rowwise})
+
+
+def measure_loss(suite: Suite) -> None:
+    """Measure forms of the loss by themselves, on the tokens of one micro-batch."""
+    suite.measure_kernels("loss", {"steps": suite.size.steps, "kernel": "loss"})
+
+
+def measure_attention(suite: Suite) -> None:
+    """Measure kernels of attention by themselves, at both lengths and two widths of heads."""
+    command = {"steps": suite.size.steps, "kernel": "attention"}
+    suite.measure_kernels("attention", command)
+
+
 def measure_strategies(suite: Suite) -> None:
     """Measure ddp: autocast over whole fp32 weights."""
     _measure_variant(suite, "ddp", {"parallel": {"strategy": "ddp"}})
@@ -128,8 +155,11 @@ def _measure_variant(
 PARTS = (
     Part("short", functools.partial(measure_throughput, length=0), 4),
     Part("long", functools.partial(measure_throughput, length=1), 3),
+    Part("loss", measure_loss, 1),
+    Part("attention", measure_attention, 1),
     Part("offload", measure_offload, 2),
     Part("checkpointing", measure_checkpointing, 1),
     Part("masks", measure_masks, 1),
+    Part("float8", measure_float8, 1),
     Part("strategies", measure_strategies, 1),
 )

@@ -149,6 +149,19 @@ class Suite:
                     peak_gib = max(peak_gib, ready.get("reserved_peak_gib", 0.0))
             self._take_turns(running, then)
 
+    def measure_kernels(self, name: str, command: dict[str, Any]) -> None:
+        """Add what one command to a process without a model finds, under a name."""
+        lengths = self.size.seq_lens
+        spec = self.make_spec("kernels", lengths[0], seq_lens=lengths)
+        entrant = Entrant(name, spec, self)
+        try:
+            entrant.wait_until_ready()
+            self.findings[name] = entrant.ask(command)
+        except Skipped as skipped:
+            self.skipped[name] = str(skipped)
+        finally:
+            entrant.close()
+
     def median_tokens_per_s(self, name: str) -> float | None:
         """Return the median speed of an entrant's rounds."""
         rounds = self.entrants.get(name, {}).get("rounds", [])
@@ -220,7 +233,7 @@ def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the planner's estimate of the allocator's peak, without the CUDA context."""
     from benchmarks.training.entrant import make_config
     from training.planning.gpus import GIB
-    from training.planning.memory import estimate_footprint
+    from training.planning.memory.footprint import estimate_footprint
 
     planned = estimate_footprint(make_config(spec, "planned"), spec["vocab_size"], 1)
     peak = planned.peak

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.training.entrant import read_memory
 from benchmarks.training.gpu_runner import Suite
 from benchmarks.training.gpu_sizes import FULL, TINY
 from benchmarks.training.gpu_tables import judge_goals, measure_overlap
@@ -31,11 +33,24 @@ def run_gpu_suite(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def test_the_gpu_suite_measures_the_trainer_and_the_bare_loop(tmp_path: Path) -> None:
     """Its first part runs on a CPU and writes a result file."""
-    figures = run_gpu_suite(tmp_path, "--only", "short")
+    figures = run_gpu_suite(tmp_path, "--only", "short", "loss", "attention")
+    for seq_len, width in ((16, 8), (32, 16)):
+        key = f"flash, {seq_len}, head {width}"
+        assert figures["findings"]["attention"][key]["ms"] > 0
+    assert "error" in figures["findings"]["attention"]["cudnn, 16, head 8"]
+    assert figures["findings"]["loss"]["eager, vocabulary 256"]["ms"] > 0
     assert figures["entrants"].keys() >= {"ours, 16", "bare, 16"}
     assert figures["entrants"]["ours, 16"]["planned_gib"] > 0
     assert "garbage" in figures["findings"]
     assert all(row["tokens_per_s"] > 0 for row in figures["entrants"].values())
+
+
+def test_an_entrant_without_tensors_has_no_memory_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU, CUDA has no statistics before its first use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert read_memory() == {}
 
 
 @pytest.mark.heavy

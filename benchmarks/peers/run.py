@@ -1,0 +1,380 @@
+"""Compare other programs with this project: the same pages, the same models, in turns on one core.
+
+    python -m benchmarks.peers.run --work FOLDER --rounds 3 [--compiling] [--save]
+
+FOLDER keeps the packages and pages; the environments of the peers are in the user's cache. The first
+run makes both and takes long. CPU seconds are user and system time of a program with all processes
+that it starts and waits for, from its start to its end. Figures are medians over rounds. Our kernels
+are compiled before; `--compiling` measures this, too. A program that cannot be
+installed or fails is reported with its error, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.chart import draw_bars
+from benchmarks.peers.entrants import ENTRANTS, Entrant
+from benchmarks.peers.pages import (
+    COUNTS,
+    PACKAGES,
+    check_packages,
+    download_packages,
+    read_all_pages,
+    write_pages,
+)
+from benchmarks.peers.task import Decisions, Task
+from benchmarks.quality.peer_environment import prepare_environment
+from benchmarks.result_file import REPOSITORY, save
+from pipeline.models import registry
+
+# Chain -> every how many pages it reads. Less would measure how long the programs start.
+EVERY = {"ccnet": 1, "quality": 5, "html": 10, "main content": 5}
+
+# The kernels are compiled on every so many pages.
+FEW = 1000
+
+# Languages of the pages for which the demo has a language model.
+LANGUAGES = ("en", "es", "fr")
+
+# Perplexities are stored with one decimal; rounding may differ in it.
+PERPLEXITY_TOLERANCE = 0.1001
+
+REQUIREMENTS = Path(__file__).with_name("requirements")
+OURS = "corpusmill", "blocks"
+
+
+class PeerError(Exception):
+    """A program that cannot be installed, or that failed; the message has its last output."""
+
+
+def prepare_pages(work: Path, packages: Path | None, every: int) -> Path:
+    """Return a folder with every n-th page; make it if it is missing."""
+    folder = work / f"pages-{every}"
+    if not (folder / COUNTS).exists():
+        if packages is None:
+            packages = work / "packages"
+            download_packages(packages)
+        pages = read_all_pages(check_packages(packages, PACKAGES), every)
+        write_pages(pages, folder)
+    return folder
+
+
+def prepare_models(folder: Path) -> Path:
+    """Return a folder with links to the models, under the names that cc_net wants."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"lid.bin": registry.resolve("lid.176.ftz")}
+    for language in LANGUAGES:
+        model = registry.resolve(f"demo-lm-{language}")
+        for name in (f"{language}.sp.model", f"{language}.arpa.bin"):
+            files[name] = model / name
+    for name, target in files.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+    return folder
+
+
+def find_python(entrant: Entrant) -> Path:
+    """Return the Python of an entrant's environment; make the environment if it is missing.
+
+    Raises:
+        PeerError: if its packages cannot be installed.
+    """
+    if entrant.requirements is None:
+        return Path(sys.executable)
+    try:
+        requirements = REQUIREMENTS / f"{entrant.requirements}.txt"
+        return prepare_environment(requirements, with_dependencies=False)
+    except subprocess.CalledProcessError as error:
+        raise PeerError(f"cannot be installed: {_shorten(error.stderr or '')}") from error
+
+
+def run_entrant(
+    entrant: Entrant, python: Path, task: Task, environment: dict[str, str] | None = None
+) -> dict[str, float]:
+    """Run an entrant in an empty folder and return its CPU and wall seconds.
+
+    Raises:
+        PeerError: if it fails.
+    """
+    shutil.rmtree(task.output, ignore_errors=True)
+    task.output.mkdir(parents=True)
+    places = [task.pages, task.models, task.output]
+    command = [
+        python,
+        "-m",
+        "benchmarks.peers.entrants",
+        entrant.chain,
+        entrant.name,
+        *places,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | (environment or {})
+    log = task.output / "log.txt"
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, cwd=task.output, stdout=output, stderr=output
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.monotonic() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise PeerError(f"exit code {process.returncode}: {_shorten(log.read_text())}")
+    return {"cpu_s": usage.ru_utime + usage.ru_stime, "wall_s": wall_s}
+
+
+def _shorten(output: str) -> str:
+    return " ".join(output.strip().splitlines()[-3:])[-500:]
+
+
+def compare_decisions(ours: Decisions, theirs: Decisions) -> dict[str, int]:
+    """Return how many pages both keep, and for how many of these the decisions are equal."""
+    both = ours.keys() & theirs.keys()
+    pairs = [(ours[url], theirs[url]) for url in both]
+    counts = {"kept": len(theirs), "kept_by_both": len(both)}
+    counts["same_language"] = sum(a[0] == b[0] for a, b in pairs)
+    counts["same_perplexity"] = sum(_is_same_perplexity(a[1], b[1]) for a, b in pairs)
+    counts["same_text"] = sum(a[2] == b[2] for a, b in pairs)
+    return counts
+
+
+def _is_same_perplexity(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return abs(a - b) < PERPLEXITY_TOLERANCE
+
+
+class Chain:
+    """The entrants of a chain, with what was measured."""
+
+    def __init__(self, name: str, pages: Path, models: Path, folder: Path) -> None:
+        """Make the environments; an entrant that cannot be installed is left out."""
+        self.name = name
+        self.failed: dict[str, str] = {}
+        self.entrants: dict[str, tuple[Entrant, Path, Task]] = {}
+        self._counts = json.loads((pages / COUNTS).read_text())
+        self._seconds: dict[str, list[dict[str, float]]] = {}
+        self._calls: list[dict[str, float]] = []
+        self._decisions: dict[str, Decisions] = {}
+        for entrant in ENTRANTS:
+            if entrant.chain == name:
+                output = folder / f"{name}-{entrant.name}".replace(" ", "-")
+                try:
+                    python = find_python(entrant)
+                except PeerError as error:
+                    self.failed[entrant.name] = str(error)
+                else:
+                    task = Task(pages, models, output)
+                    self.entrants[entrant.name] = entrant, python, task
+
+    def run_round(self) -> None:
+        """Run each entrant once; one that fails is left out from then on."""
+        for name, (entrant, python, task) in list(self.entrants.items()):
+            try:
+                seconds = run_entrant(entrant, python, task)
+            except PeerError as error:
+                if entrant.requirements is None:
+                    raise
+                self.failed[name] = str(error)
+                del self.entrants[name]
+                continue
+            if entrant.read_decisions is None:
+                self._calls.append(
+                    json.loads((task.output / "cpu_seconds.json").read_text())
+                )
+                seconds["cpu_s"] = sum(self._calls[-1].values())
+            elif name not in self._decisions:
+                self._decisions[name] = entrant.read_decisions(task)
+            self._seconds.setdefault(name, []).append(seconds)
+            print(self.name, name, f"{seconds['cpu_s']:.1f} CPU seconds", flush=True)
+
+    def measure_compiling(self, pages: Path) -> float:
+        """Return the CPU seconds that our program takes longer if it compiles its kernels.
+
+        Args:
+            pages: a few.
+        """
+        compiled = self.compile_kernels(pages)
+        with tempfile.TemporaryDirectory() as cache:
+            return self.compile_kernels(pages, {"NUMBA_CACHE_DIR": cache}) - compiled
+
+    def compile_kernels(
+        self, pages: Path, environment: dict[str, str] | None = None
+    ) -> float:
+        """Run our program on a few pages and return its CPU seconds."""
+        entrant, python, task = next(iter(self.entrants.values()))
+        few = Task(pages, task.models, task.output)
+        return run_entrant(entrant, python, few, environment)["cpu_s"]
+
+    def summarize(self) -> dict[str, Any]:
+        """Return the figures of all entrants; the first one is ours."""
+        ours = next(iter(self.entrants))
+        our_seconds = [each["cpu_s"] for each in self._seconds[ours]]
+        measured = "html_bytes" if self.name in ("html", "main content") else "text_bytes"
+        megabytes = self._counts[measured] / 1e6
+        rows: dict[str, Any] = {}
+        for name, (entrant, _, _) in self.entrants.items():
+            cpu = [each["cpu_s"] for each in self._seconds[name]]
+            wall = [each["wall_s"] for each in self._seconds[name]]
+            ratios = [a / b for a, b in zip(cpu, our_seconds, strict=True)]
+            rows[name] = {
+                "work": entrant.work,
+                "cpu_s": round(statistics.median(cpu), 2),
+                "wall_s": round(statistics.median(wall), 2),
+                "cpu_s_by_round": [round(each, 2) for each in cpu],
+                "mb_per_cpu_s": float(f"{megabytes / statistics.median(cpu):.3g}"),
+                "ratio": round(statistics.median(cpu) / statistics.median(our_seconds), 2),
+                "ratio_by_round": [round(each, 2) for each in ratios],
+            }
+            if name in self._decisions:
+                decisions = self._decisions[ours], self._decisions[name]
+                rows[name]["decisions"] = compare_decisions(*decisions)
+        if self._calls:
+            rows["bare calls"]["cpu_s_by_library"] = {
+                library: round(statistics.median(call[library] for call in self._calls), 2)
+                for library in self._calls[0]
+            }
+        return {
+            "pages": self._counts,
+            "speed_of": measured,
+            "entrants": rows,
+            "failed": self.failed,
+        }
+
+
+def format_table(chains: dict[str, Any]) -> str:
+    """Return the figures as a table in Markdown.
+
+    `equal` has the pages that both keep: all; with the same language, perplexity and text.
+    """
+    lines = [
+        "| chain | program | does | CPU s | wall s | MB/CPU s | CPU / ours | kept | equal |",
+        "|-|-|-|-|-|-|-|-|-|",
+    ]
+    for chain, figures in chains.items():
+        for name, row in figures["entrants"].items():
+            lines.append(f"| {chain} | {name} | {row['work']} | {_format_row(row)} |")
+        for name, why in figures["failed"].items():
+            lines.append(f"| {chain} | {name} | {why} | | | | | | |")
+    return "\n".join(lines)
+
+
+def _format_row(row: dict[str, Any]) -> str:
+    cells = [f"{row['cpu_s']:.1f}", f"{row['wall_s']:.1f}", f"{row['mb_per_cpu_s']:g}"]
+    cells += [f"{row['ratio']:.2f}"]
+    decisions = row.get("decisions")
+    if decisions is None:
+        return " | ".join([*cells, "", ""])
+    same = [decisions[f"same_{what}"] for what in ("language", "perplexity", "text")]
+    equal = f"{decisions['kept_by_both']}; {', '.join(map(str, same))}"
+    return " | ".join([*cells, str(decisions["kept"]), equal])
+
+
+def draw_chart(chains: dict[str, Any]) -> str:
+    """Return a bar per program, MB per CPU second, as SVG."""
+    panels: dict[str, dict[str, float]] = {}
+    for chain, figures in chains.items():
+        kind = "HTML" if figures["speed_of"] == "html_bytes" else "text"
+        title = f"{chain}: MB of {kind} per CPU second"
+        rows = figures["entrants"].items()
+        panels[title] = {name: row["mb_per_cpu_s"] for name, row in rows}
+    return draw_bars("The same pages and models, on one core", panels, OURS)
+
+
+def compare(
+    work: Path,
+    packages: Path | None,
+    rounds: int,
+    chains: Sequence[str],
+    scale: int,
+    *,
+    with_compiling: bool,
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures after each round.
+
+    Args:
+        work: folder of the pages.
+        packages: folder with the .deb files; None downloads them.
+        rounds: how often each program runs.
+        chains: names in EVERY.
+        scale: 10 takes a tenth of the pages.
+        with_compiling: measure how long our program takes to compile its kernels.
+    """
+    models = prepare_models(work / "models")
+    few = prepare_pages(work, packages, FEW)
+    with tempfile.TemporaryDirectory(prefix="peers-", dir=work) as name:
+        found: list[Chain] = []
+        for chain in chains:
+            pages = prepare_pages(work, packages, EVERY[chain] * scale)
+            found.append(Chain(chain, pages, models, Path(name)))
+        for chain in found:
+            chain.compile_kernels(few)
+        compiling = found[0].measure_compiling(few) if with_compiling else None
+        for i in range(rounds):
+            for chain in found:
+                chain.run_round()
+            by_chain = {chain.name: chain.summarize() for chain in found}
+            yield {
+                "rounds": i + 1,
+                "compiling_cpu_s": compiling,
+                "chains": by_chain,
+            }
+
+
+def save_with_chart(figures: dict[str, Any]) -> None:
+    """Write result file and chart; both are named after the chains if these are not all."""
+    chains = figures["chains"]
+    name = "peers" if chains.keys() == EVERY.keys() else "_".join(["peers", *chains])
+    path = save(name.replace(" ", "_"), figures)
+    path.with_suffix(".svg").write_text(draw_chart(chains), encoding="utf-8")
+    print(path)
+
+
+def main() -> None:
+    """Compare, print the table, and save the figures and the chart with `--save`."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder of the pages")
+    parser.add_argument("--packages", type=Path, help="folder with the .deb files")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chains", nargs="+", choices=EVERY, default=list(EVERY))
+    parser.add_argument("--scale", type=int, default=1, help="10: a tenth of the pages")
+    parser.add_argument(
+        "--compiling", action="store_true", help="also measure how long kernels compile"
+    )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    args = parser.parse_args()
+    core = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})  # also of all programs that this process starts
+    figures: dict[str, Any] = {}
+    for figures in compare(
+        args.work.resolve(),
+        args.packages,
+        args.rounds,
+        args.chains,
+        args.scale,
+        with_compiling=args.compiling,
+    ):
+        if args.save:  # after each round, because a long run can be interrupted
+            save_with_chart(figures)
+    print(format_table(figures["chains"]))
+    if args.compiling:
+        print(
+            f"CPU seconds of compiling our kernels, once: {figures['compiling_cpu_s']:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

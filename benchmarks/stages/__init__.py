@@ -1,0 +1,1 @@
+"""Speed and correctness of single stages, beside the libraries that they replace or use."""

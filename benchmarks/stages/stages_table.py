@@ -1,0 +1,426 @@
+"""Compare the cost of each stage with the bare library calls that it uses.
+
+    python -m benchmarks.stages.stages_table --megabytes 12 --rounds 7 --before COMMIT
+
+Each row is one step of the demo. It has the MB/s of one core for the step as the engine calls it (same documents, same
+batches), the MB/s of a loop of bare library calls on the same documents, and the ratio of the times. Both take turns;
+figures are medians of CPU time. `share` is the step's share of all steps. Steps below 1 % (length, the filters of
+select) are left out. MB are UTF-8 bytes of the texts that reach the step.
+
+With `--before` the same steps of an earlier commit take turns with them, in a process of their own. `before` is its time
+/ the time of the bare calls of today, and `output` compares the values that the phase of the step wrote in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fasttext
+import kenlm
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import sentencepiece
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.demo_chain import load_demo_config
+from benchmarks.result_file import save
+from benchmarks.stages.table.bare_calls import (
+    predict,
+    read_records,
+    remove_lines,
+    score,
+    write_parquet,
+    write_tar,
+    write_tokens,
+)
+from benchmarks.stages.table.earlier_commit import (
+    EarlierCommit,
+    digest_outputs,
+    list_differences,
+)
+from benchmarks.stages.table.recorded_task import Action, RecordedTask, record_task
+from pipeline.execution.engine import run
+from pipeline.models import registry as model_registry
+from pipeline.phases import registry
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.phase import PartitionPhase, Phase
+from pipeline.planning.plan import make_plan
+from pipeline.planning.run_plan import RunPlan
+from pipeline.planning.stage_spec import StageSpec
+from stages.dedup.duplicate_lines import find_duplicates
+from stages.dedup.minhash import signatures
+from stages.dedup.paragraph_hashes import hash_paragraph, hash_paragraphs
+from stages.filters.classifiers import MODEL_FILE, to_line
+from stages.filters.language_model import normalize_for_lm
+from stages.transform.tokenize import Tokenize
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step, and bare library calls that compute the same."""
+
+    step: str
+    bare_calls: str
+    num_bytes: int
+    as_called: Action
+    bare: Action
+
+
+def create_rows(plan: RunPlan, folder: Path) -> Iterator[Row]:
+    """Yield all rows, for a finished run with one input split."""
+    phases = {phase.name: phase(plan) for phase in registry.PHASES}
+    split = plan.splits[0].key
+    yield from _extract_rows(plan, record_task(phases["extract"], split), folder)
+    yield from _deduplicate_rows(plan, phases["paragraph_dedup"], split)
+    yield from _annotate_rows(plan, Annotate(plan), split, folder)
+    yield from _tokenize_rows(plan, record_task(phases["tokenize"], split), split, folder)
+    yield from _shard_rows(plan, phases["write_shards"], folder)
+
+
+def _extract_rows(plan: RunPlan, task: RecordedTask, folder: Path) -> Iterator[Row]:
+    path = Path(plan.splits[0].files[0].location)
+    texts = task.documents("length").column("text")
+    yield Row(
+        "extract.read",
+        "FastWARC, payloads decoded",
+        _bytes(texts),
+        task.repeat("read"),
+        partial(read_records, path),
+    )
+    texts = task.documents("paragraphs").column("text")
+    again = task.repeat("paragraphs")
+    yield Row(
+        "extract.paragraphs",
+        "hash_paragraphs",
+        _bytes(texts),
+        again,
+        lambda: hash_paragraphs(texts),
+    )
+    lines = [line for text in texts.to_pylist() for line in text.split("\n")]
+    yield Row(
+        "extract.paragraphs",
+        "hash_paragraph, line by line",
+        _bytes(texts),
+        again,
+        lambda: [*map(hash_paragraph, lines)],
+    )
+    rows = task.documents("write").drop_columns("paragraph_hashes")
+    bare = partial(write_parquet, rows, folder / "bare.parquet")
+    yield Row(
+        "extract.write",
+        "Parquet of the documents",
+        _bytes(rows.column("text")),
+        task.repeat("write"),
+        bare,
+    )
+
+
+def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
+    assert isinstance(phase, PartitionPhase)
+    with pa.memory_map(str(plan.folder("extract").path(f"{split}.hashes.arrow"))) as source:
+        table = pa.ipc.open_file(source).read_all()
+    hashes = table.column("hash").to_numpy()
+    documents = np.sort(table.column("record").to_numpy()).astype(np.uint64)
+    texts = pq.read_table(
+        plan.folder("extract").path(f"{split}.documents.parquet"), columns=["text"]
+    ).column("text")
+    task_ids = phase.task_ids()
+    again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
+    yield Row(
+        "paragraph_dedup",
+        "find_duplicates",
+        _bytes(texts),
+        again,
+        lambda: find_duplicates(hashes, documents, "drop_all_copies"),
+    )
+
+
+def _annotate_rows(
+    plan: RunPlan, phase: Annotate, split: str, folder: Path
+) -> Iterator[Row]:
+    task = record_task(phase, split)
+    stored = plan.folder("extract").path(f"{split}.documents.parquet")
+    before = task.documents("paragraphs")
+    size = _bytes(before.column("text"))
+    yield Row(
+        "annotate.read",
+        "Parquet of the documents",
+        size,
+        task.repeat("read"),
+        partial(pq.read_table, stored),
+    )
+    texts, gone = (
+        before.column("text").to_pylist(),
+        before.column("duplicate_lines").to_pylist(),
+    )
+    bare = partial(remove_lines, texts, gone)
+    yield Row(
+        "annotate.paragraphs", "split, filter, join", size, task.repeat("paragraphs"), bare
+    )
+    yield from _model_rows(plan, task)
+    if (minhash := plan.config.annotate.minhash) is not None:
+        texts = task.documents("minhash").column("text")
+        bare = partial(signatures, texts, minhash)
+        yield Row(
+            "annotate.minhash", "signatures", _bytes(texts), task.repeat("minhash"), bare
+        )
+    rows = task.documents("write").select(phase.stored.names)
+    bare = partial(write_parquet, rows, folder / "bare.parquet")
+    yield Row(
+        "annotate.write",
+        "Parquet of the documents",
+        _bytes(rows.column("text")),
+        task.repeat("write"),
+        bare,
+    )
+
+
+def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
+    """Yield the rows of the models. The time of the bare calls excludes the normalization of the texts."""
+    annotate = plan.config.annotate
+    assert annotate.perplexity is not None
+    assert annotate.classifiers is not None
+    reference_models = annotate.classifiers.by_name["wikipedia_reference"].models
+    documents = task.documents("language")
+    size = _bytes(documents.column("text"))
+    lines = [text.replace("\n", "") for text in documents.column("text").to_pylist()]
+    model = fasttext.load_model(str(model_registry.resolve(annotate.language.model)))
+    yield Row(
+        "annotate.language",
+        "fastText predict",
+        size,
+        task.repeat("language"),
+        partial(predict, model, lines, 1),
+    )
+    documents = task.documents("perplexity")
+    by_language = {
+        language: _texts_in(documents, language) for language in annotate.perplexity.models
+    }
+    scorers: list[tuple[Any, Any, list[str]]] = []
+    classifiers: list[tuple[Any, list[str]]] = []
+    for language, texts in by_language.items():
+        lm = model_registry.resolve(annotate.perplexity.models[language])
+        pieces = sentencepiece.SentencePieceProcessor(f"{lm}/{language}.sp.model")
+        model = kenlm.Model(f"{lm}/{language}.arpa.bin")
+        scorers.append((pieces, model, [*map(normalize_for_lm, texts)]))
+        path = model_registry.resolve(reference_models[language]) / MODEL_FILE
+        classifiers.append((fasttext.load_model(str(path)), [*map(to_line, texts)]))
+    size = sum(len(text.encode()) for texts in by_language.values() for text in texts)
+    bare: Action = lambda: [score(*scorer) for scorer in scorers]  # noqa: E731
+    yield Row(
+        "annotate.perplexity",
+        "SentencePiece encode, KenLM score",
+        size,
+        task.repeat("perplexity"),
+        bare,
+    )
+    bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
+    yield Row(
+        "annotate.classifiers", "fastText predict", size, task.repeat("classifiers"), bare
+    )
+
+
+def _texts_in(documents: pa.Table, language: str) -> list[str]:
+    chosen = documents.filter(pc.equal(documents.column("language"), language))
+    return chosen.column("text").to_pylist()
+
+
+def _tokenize_rows(
+    plan: RunPlan, task: RecordedTask, split: str, folder: Path
+) -> Iterator[Row]:
+    import awkward
+
+    stored = plan.folder("annotate").path(f"{split}.documents.parquet")
+    texts = task.documents("tokenize").column("text").combine_chunks()
+    size = _bytes(texts)
+    columns = [
+        name
+        for name in pq.read_schema(stored).names
+        if name not in ("kept_lines", "title", "warc_file")
+    ]
+    bare: Action = lambda: pq.read_table(stored, columns=columns)  # noqa: E731
+    yield Row("tokenize.read", "Parquet of all documents", size, task.repeat("read"), bare)
+    stage = StageSpec(Tokenize, plan.config.tokenize).opened()
+    assert isinstance(stage, Tokenize)
+    # the library's object that the stage uses
+    backend: Any = vars(vars(stage)["_encoder"])["_backend"]
+    bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
+    yield Row(
+        "tokenize.tokenize", "gigatoken encode_batch", size, task.repeat("tokenize"), bare
+    )
+    tokens = task.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
+    bare = lambda: write_tokens(tokens, folder / "bare.bin")  # noqa: E731
+    yield Row(
+        "tokenize.write", "tokens to a file, SHA-256", size, task.repeat("write"), bare
+    )
+
+
+def _shard_rows(plan: RunPlan, phase: Phase, folder: Path) -> Iterator[Row]:
+    assert isinstance(phase, PartitionPhase)
+    tokens = np.fromfile(
+        plan.folder("tokenize").path(f"{plan.splits[0].key}.tokens.bin"), np.uint16
+    )
+    samples = np.array_split(
+        tokens, max(1, len(tokens) // plan.config.write_shards.sample_tokens)
+    )
+    decisions = pq.read_table(
+        plan.folder("select").path(f"{plan.splits[0].key}.decisions.parquet")
+    )
+    size = pc.sum(
+        decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("num_chars")
+    ).as_py()
+    task_ids = phase.task_ids()
+    again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
+    yield Row(
+        "write_shards",
+        "tarfile, SHA-256",
+        size,
+        again,
+        partial(write_tar, samples, folder / "bare.tar"),
+    )
+
+
+def _bytes(texts: pa.ChunkedArray | pa.Array) -> int:
+    return int(pc.sum(pc.binary_length(texts)).as_py() or 0)
+
+
+# ---- The comparison ----
+
+
+def measure(
+    rows: list[Row], rounds: int, before: EarlierCommit | None
+) -> list[dict[str, Any]]:
+    """Return speeds and ratios from the median CPU seconds of every row. The first round is not counted."""
+    seconds: list[dict[str, list[float]]] = [defaultdict(list) for _ in rows]
+    for i in range(rounds + 1):
+        for row, taken in zip(rows, seconds, strict=True):
+            times = {"ours": measure_cpu(row.as_called), "bare": measure_cpu(row.bare)}
+            if before is not None:
+                times["before"] = before.measure(before.steps.index(row.step))
+            for name, value in times.items():
+                if i:
+                    taken[name].append(value)
+    medians = [{name: statistics.median(v) for name, v in t.items()} for t in seconds]
+    whole = sum(
+        {row.step: one["ours"] for row, one in zip(rows, medians, strict=True)}.values()
+    )
+    return [describe_row(row, one, whole) for row, one in zip(rows, medians, strict=True)]
+
+
+def measure_cpu(action: Action) -> float:
+    """Return the CPU seconds of a call."""
+    started = time.process_time()
+    action()
+    return time.process_time() - started
+
+
+def describe_row(row: Row, medians: dict[str, float], whole: float) -> dict[str, Any]:
+    """Return the figures of a row; `whole` is the time of all steps."""
+    ours, bare = medians["ours"], medians["bare"]
+    figures = {
+        "step": row.step,
+        "bare_calls": row.bare_calls,
+        "megabytes": round(row.num_bytes / 1e6, 2),
+        "mb_per_s": round(row.num_bytes / 1e6 / ours, 1),
+        "bare_mb_per_s": round(row.num_bytes / 1e6 / bare, 1),
+        "ratio": round(ours / bare, 2),
+        "share": round(ours / whole, 3),
+    }
+    if "before" in medians:
+        figures["before_mb_per_s"] = round(row.num_bytes / 1e6 / medians["before"], 1)
+        figures["ratio_before"] = round(medians["before"] / bare, 2)
+    return figures
+
+
+def compare(
+    megabytes: float, rounds: int, commit: str | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run the demo once on one file of that size, then measure its steps.
+
+    Returns:
+        figures: per row.
+        differing: the columns and files of phases that have other values than at the commit.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="corpusmill-") as folder,
+        nullcontext() if commit is None else EarlierCommit(commit, megabytes) as before,
+    ):
+        config = load_demo_config(
+            megabytes, Path(folder) / "run", "engine.kind=inline", num_files=1
+        )
+        plan = make_plan(config)
+        deque(run(plan), maxlen=0)
+        digests = {} if before is None else digest_outputs(plan)
+        figures = measure(list(create_rows(plan, Path(folder))), rounds, before)
+        if before is None:
+            return figures, []
+        differing = list_differences(before.digests, digests)
+        for row in figures:
+            phase = row["step"].partition(".")[0]
+            row["same_output"] = not any(name.startswith(phase) for name in differing)
+        return figures, differing
+
+
+def print_table(figures: list[dict[str, Any]]) -> None:
+    """Print one line per row, and the ratio of all steps together."""
+    table = Table(
+        "step", "MB/s", "bare calls", "MB/s bare", "time / bare", "share", box=None
+    )
+    has_before = "ratio_before" in figures[0]
+    if has_before:
+        for name in ("MB/s before", "before / bare", "output"):
+            table.add_column(name)
+    for row in figures:
+        cells = [row["step"], f"{row['mb_per_s']:,}", row["bare_calls"]]
+        cells += [f"{row['bare_mb_per_s']:,}", f"{row['ratio']:.2f}", f"{row['share']:.1%}"]
+        if has_before:
+            cells += [f"{row['before_mb_per_s']:,}", f"{row['ratio_before']:.2f}"]
+            cells.append("same" if row["same_output"] else "differs")
+        table.add_row(*cells)
+    by_step = {row["step"]: row for row in figures}  # a step with two rows counts once
+    whole = 1 / sum(row["share"] / row["ratio"] for row in by_step.values())
+    console = Console(width=140)
+    console.print(table)
+    console.print(
+        f"all of these steps together / the bare calls: {whole:.2f}", highlight=False
+    )
+
+
+def main() -> None:
+    """Compare, print the table, and save the figures with `--save`."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=float, default=12, help="WET text")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="an earlier commit to compare with"
+    )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    args = parser.parse_args()
+    figures, differing = compare(args.megabytes, args.rounds, args.before)
+    print_table(figures)
+    for name in differing:
+        print(f"other values than before: {name}")
+    if args.save:
+        result = {"rounds": args.rounds, "steps": figures}
+        if args.before:
+            result |= {"before": args.before, "other_values": differing}
+        print(save("stages_table", result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Time and memory of single kernels of the trainer, and of the ones that could replace them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from training.model.attention import AttentionMask, attend
+from training.model.loss import chunked_cross_entropy
+
+GIB = 2**30
+CHUNK_TOKENS = 4096
+
+# The vocabulary of Llama 3, beside that of the suite's model.
+LARGE_VOCABULARY = 128_256
+
+# Mean tokens of a document, for attention within documents.
+DOCUMENT_TOKENS = 1000
+# Query heads that share a key head.
+GROUP = 4
+
+# Inputs to gradients: runs forward and backward once.
+Form = Callable[[], object]
+
+
+class Kernels:
+    """An entrant without a model: it measures kernels on random numbers."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.spec = spec
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def run(self, steps: int, kernel: str | None = None) -> dict[str, Any]:
+        """Return the figures of each form of a kernel; without a kernel, nothing."""
+        torch.manual_seed(0)
+        if kernel == "loss":
+            return self._measure_losses(steps)
+        return self._measure_attention(steps) if kernel == "attention" else {}
+
+    def close(self) -> None:
+        """Do nothing; the process frees the memory."""
+
+    def _measure_losses(self, steps: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        vocabularies = [self.spec["vocab_size"]]
+        if self.device.type == "cuda":
+            vocabularies.append(LARGE_VOCABULARY)
+        for vocab_size in vocabularies:
+            forms = _make_losses(self.spec, vocab_size, self.device, self.dtype)
+            for name, form in forms.items():
+                found[f"{name}, vocabulary {vocab_size}"] = self._time(form, steps)
+        return found
+
+    def _measure_attention(self, steps: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        shape, tokens = self.spec["shape"], self.spec["micro_batch_rows"]
+        tokens *= self.spec["seq_len"]
+        usual = shape["dim"] // shape["num_heads"]
+        for seq_len in self.spec["seq_lens"]:
+            for head_dim in (usual, 2 * usual):
+                sizes = tokens // seq_len, seq_len, shape["dim"] // head_dim, head_dim
+                heads = _make_heads(sizes, self.device, self.dtype)
+                forms = _make_attention(*heads, compiles=self.spec["compile"])
+                for name, form in forms.items():
+                    key = f"{name}, {seq_len}, head {head_dim}"
+                    found[key] = self._time(form, steps)
+        return found
+
+    def _time(self, form: Form, steps: int) -> dict[str, Any]:
+        """Return the mean time of a call and its memory, or the error."""
+        try:
+            form()  # compiles
+            self._synchronize()
+            held = self._reset_peak()
+            began = time.perf_counter()
+            for _ in range(steps):
+                form()
+            self._synchronize()
+            found = {"ms": (time.perf_counter() - began) / steps * 1000}
+            if self.device.type == "cuda":
+                found["peak_gib"] = (torch.cuda.max_memory_allocated() - held) / GIB
+        except Exception as error:  # noqa: BLE001 - other forms can still be measured
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        return found
+
+    def _reset_peak(self) -> int:
+        """Return the bytes that are allocated, and measure the peak from now on."""
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _make_losses(
+    spec: Mapping[str, Any], vocab_size: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Form]:
+    """Return forward and backward of each form of the loss that is installed."""
+    num_tokens, dim = spec["micro_batch_rows"] * spec["seq_len"], spec["shape"]["dim"]
+    settings: dict[str, Any] = {"device": device, "dtype": dtype}
+    hidden = torch.randn(num_tokens, dim, **settings).requires_grad_()
+    weight = (torch.randn(vocab_size, dim, **settings) * 0.02).requires_grad_()
+    labels = torch.randint(0, vocab_size, (num_tokens,), device=device)
+
+    def differentiate(compute: Callable[[], Tensor]) -> Form:
+        return lambda: torch.autograd.grad(compute(), (hidden, weight))
+
+    def compute_ours(*, is_compiled: bool) -> Tensor:
+        total, _ = chunked_cross_entropy(
+            hidden, weight, labels, chunk_tokens=CHUNK_TOKENS, is_compiled=is_compiled
+        )
+        return total
+
+    forms = {"eager": differentiate(lambda: compute_ours(is_compiled=False))}
+    if spec["compile"]:
+        forms["compiled"] = differentiate(lambda: compute_ours(is_compiled=True))
+    fused: Any = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    if fused is not None:  # torch 2.13
+        in_chunks: Any = torch.nn.LinearCrossEntropyOptions()
+        forms["torch"] = differentiate(
+            lambda: fused(hidden, weight, labels, reduction="sum", options=in_chunks)
+        )
+    try:
+        from liger_kernel.transformers import (  # pyright: ignore[reportMissingImports]
+            LigerFusedLinearCrossEntropyLoss,
+        )
+    except ImportError:
+        return forms
+    liger: Any = LigerFusedLinearCrossEntropyLoss(reduction="sum")
+    forms["liger"] = differentiate(lambda: liger(weight, hidden, labels))
+    return forms
+
+
+def _make_heads(
+    sizes: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value of rows x tokens x heads x width."""
+    num_rows, seq_len, num_heads, head_dim = sizes
+    query, key, value = (
+        torch.randn(num_rows, seq_len, heads, head_dim, device=device, dtype=dtype)
+        for heads in (num_heads, max(1, num_heads // GROUP), max(1, num_heads // GROUP))
+    )
+    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
+
+
+def _make_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, compiles: bool
+) -> dict[str, Form]:
+    """Return forward and backward of each kernel, over whole rows or within documents."""
+    num_rows, seq_len = query.shape[:2]
+    num_tokens = num_rows * seq_len
+    # Starts of documents, and of rows
+    starts = {*range(0, num_tokens, DOCUMENT_TOKENS), *range(0, num_tokens, seq_len)}
+    bounds = torch.tensor(sorted({*starts, num_tokens}), dtype=torch.int32)
+    cu_seqlens = bounds.to(query.device)
+    packed = AttentionMask(cu_seqlens=cu_seqlens)
+
+    def differentiate(compute: Callable[[], Tensor]) -> None:
+        attended = compute()
+        torch.autograd.grad(attended, (query, key, value), torch.ones_like(attended))
+
+    def run_sdpa(backend: SDPBackend) -> None:
+        with sdpa_kernel(backend):
+            differentiate(lambda: attend(query, key, value, AttentionMask()))
+
+    def run_flash3(mask: AttentionMask) -> None:
+        activate_flash_attention_impl("FA3")
+        try:
+            differentiate(lambda: attend(query, key, value, mask))
+        finally:
+            restore_flash_attention_impl()
+
+    forms: dict[str, Form] = {
+        "flash": lambda: run_sdpa(SDPBackend.FLASH_ATTENTION),
+        "cudnn": lambda: run_sdpa(SDPBackend.CUDNN_ATTENTION),
+        "flash3": lambda: run_flash3(AttentionMask()),
+        "documents, varlen": lambda: differentiate(
+            lambda: attend(query, key, value, packed)
+        ),
+        "documents, varlen flash3": lambda: run_flash3(packed),
+    }
+    if compiles:
+        forms["documents, flex"] = _make_flex(query, key, value, cu_seqlens, differentiate)
+    return forms
+
+
+def _make_flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    differentiate: Callable[[Callable[[], Tensor]], None],
+) -> Form:
+    """Return forward and backward of flex_attention, whose mask is made in each call."""
+    num_rows, seq_len = query.shape[:2]
+    tokens = torch.arange(num_rows * seq_len, device=query.device)
+    documents = torch.bucketize(tokens, cu_seqlens, right=True).view(num_rows, seq_len)
+    compiled: Any = torch.compile(flex_attention)
+
+    def is_visible(row: Tensor, _head: Tensor, at: Tensor, other: Tensor) -> Tensor:
+        return (at >= other) & (documents[row, at] == documents[row, other])
+
+    def run() -> None:
+        mask = create_block_mask(
+            is_visible, num_rows, None, seq_len, seq_len, device=query.device
+        )
+        heads = [each.transpose(1, 2) for each in (query, key, value)]
+        differentiate(lambda: compiled(*heads, block_mask=mask, enable_gqa=True))
+
+    return run
