@@ -18,13 +18,18 @@ TRAINER_TESTS ?= tests/training tests/benchmarks/test_training.py --ignore tests
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo watch test test-torch-lowest gpu-bundle quick check bench test-faults clean
+.PHONY: help demo held-out watch test test-torch-lowest gpu-bundle quick check docs bench bench-peers test-faults clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/demo.stamp ## Run the pipeline on a sample crawl and verify the shards
 	$(BIN)/python -m pipeline run $(CONFIG)
 	$(BIN)/python -m pipeline verify runs/$(basename $(notdir $(CONFIG)))
+
+# Deduplicated against runs/ccnet, so that the trainer has not read these pages.
+held-out: $(VENV)/demo.stamp ## After make demo: make a small held-out dataset for train-tiny.yaml, in runs/held-out
+	$(BIN)/python -m pipeline run ccnet.yaml --run-dir runs/held-out --set input.sample_crawl.seed=2 \
+		--set input.sample_crawl.documents=1000 --set 'previous_runs=[runs/ccnet]'
 
 watch: $(VENV)/demo.stamp ## Run the pipeline into runs/watched, with a Prometheus that stays until Ctrl-C
 	@command -v prometheus >/dev/null || { echo "Prometheus is needed: apt-get install prometheus, or prometheus.io/download"; exit 2; }
@@ -54,15 +59,22 @@ gpu-bundle: $(VENV)/bin/uv ## Collect the packages of the GPU suite for a machin
 		-r benchmarks/training/gpu-bundle.txt
 	du -sh .gpu-bundle
 
-check: $(VENV)/test.stamp ## Lint, types, import rules, links, retired words, known vulnerabilities: what CI runs beside the tests
+check: $(VENV)/test.stamp ## Lint, types, import rules, links, the site, retired words, known vulnerabilities: what CI runs beside the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_words.py
 	$(BIN)/python -m tests.dependency_audit
 
+docs: $(VENV)/docs.stamp ## Build the documentation as a web site in build/site; every link is checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo 'build/site/index.html; `$(BIN)/mkdocs serve` shows changes as you write'
+
 bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep the results (half an hour)
 	$(BIN)/python -m benchmarks.all --save
+
+bench-peers: $(VENV)/test.stamp ## Compare cc_net, datatrove, dolma, data-juicer and trafilatura with us on Debian's documentation (an hour)
+	$(BIN)/python -m benchmarks.peers.run --work runs/peers --compiling --save
 
 test-faults: $(VENV)/test.stamp ## Attack the software and print one table (an hour, or BUDGET_S=1500); SMALL=1: a minute
 	$(BIN)/python -m tests.faults $(if $(SMALL),--small,--coverage) $(if $(BUDGET_S),--budget-s $(BUDGET_S)) --json runs/faults.json

@@ -19,6 +19,10 @@ from tests.shared_ray import SharedRay
 
 REPOSITORY = Path(__file__).parent.parent
 
+# Tests of these folders start first, in this order. The run that a cluster is compared with compiles
+# most kernels, while the other processes test the trainer, which needs none.
+FIRST_FOLDERS = ("cluster", "training", "e2e", "benchmarks", "faults")
+
 # Ray reads mode and token once per process, when it is first used: all tests use the same.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -89,7 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Run the tests of a file, and all tests with Ray, in one process of pytest-xdist.
 
     Fixtures of a file are made once, the tests share one Ray, and no two of them start a Ray
-    at the same time. The tests with Ray take longest, so they start first.
+    at the same time. The groups that take longest start first, so that no process has a long
+    group left when the others have ended.
     """
     # Before pytest-xdist reads the groups.
     for item in items:
@@ -97,7 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         item.add_marker(pytest.mark.xdist_group(group))
     yield
     # After pytest-randomly has shuffled the items.
-    items.sort(key=uses_ray, reverse=True)
+    items.sort(key=lambda item: (not uses_ray(item), find_turn(item)))
 
 
 def pytest_collection_finish() -> None:
@@ -111,6 +116,12 @@ def pytest_collection_finish() -> None:
 
 def uses_ray(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("ray", "cluster"))
+
+
+def find_turn(item: pytest.Item) -> int:
+    """Return the place of the test's folder in FIRST_FOLDERS; other folders come last."""
+    folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+    return FIRST_FOLDERS.index(folder) if folder in FIRST_FOLDERS else len(FIRST_FOLDERS)
 
 
 @pytest.fixture

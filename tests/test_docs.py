@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 import pipeline.reporting.config_docs
 import training.config_docs
+from pipeline.commands.init import schema as pipeline_schema
 from tests.conftest import REPOSITORY
+from training.cli import schema as training_schema
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -60,6 +71,64 @@ def test_the_reference_of_training_configs_is_up_to_date() -> None:
     ) == training.config_docs.make_page()
 
 
-def test_the_readme_fits_on_a_screen_and_a_half() -> None:
-    """The first screen has the purpose, two commands, their output and links."""
-    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+SCHEMAS = {"pipeline": pipeline_schema, "training": training_schema}
+CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("package", SCHEMAS)
+def test_the_schema_of_configs_is_up_to_date(package: str) -> None:
+    """Run `python -m pipeline schema > configs/pipeline.schema.json`, or the same of training, when this fails."""
+    made = io.StringIO()
+    with contextlib.redirect_stdout(made):
+        SCHEMAS[package]()
+    text = (REPOSITORY / "configs" / f"{package}.schema.json").read_text(encoding="utf-8")
+    assert text == made.getvalue()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_the_schema_accepts_each_shipped_config(path: Path) -> None:
+    """Its first line names the schema, which refuses a misspelled key."""
+    text = path.read_text(encoding="utf-8")
+    first_line, _, _ = text.partition("\n")
+    schema = path.parent / first_line.removeprefix("# yaml-language-server: $schema=")
+    validator = jsonschema.Draft202012Validator(json.loads(schema.read_text()))
+    tree = yaml.safe_load(text)
+    assert [error.message for error in validator.iter_errors(tree)] == []
+    section = "model" if "model" in tree else "input"
+    tree[section]["mispelled"] = 1
+    assert not validator.is_valid(tree)
+
+
+def test_the_readme_fits_on_a_screen() -> None:
+    """It has the purpose, a picture, the first commands and links."""
+    assert len((REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Links, anchors and the list of pages are correct. `make docs` builds it."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    built = subprocess.run(
+        [*command, "--site-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "tutorial.html").exists()
+
+
+def test_a_broken_anchor_is_found(tmp_path: Path) -> None:
+    """The check above can fail."""
+    pytest.importorskip("mkdocs")
+    shutil.copytree(REPOSITORY / "docs", tmp_path / "docs")
+    shutil.copy(REPOSITORY / "mkdocs.yml", tmp_path)
+    (tmp_path / "docs" / "index.md").write_text("# Page\n\n[x](glossary.md#gone)\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    built = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert built.returncode != 0
+    assert "#gone" in built.stderr

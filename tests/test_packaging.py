@@ -139,7 +139,16 @@ def test_the_metadata_names_extras_addresses_and_typing() -> None:
     """The light installation is small, and the project is classified and has addresses."""
     project = PYPROJECT["project"]
     assert LIGHT == ["numpy", "isal", "typer"]
-    extras = {"pipeline", "s3", "trafilatura", "train-models", "demo", "train", "test"}
+    extras = {
+        "pipeline",
+        "s3",
+        "trafilatura",
+        "train-models",
+        "demo",
+        "train",
+        "docs",
+        "test",
+    }
     assert set(project["optional-dependencies"]) == extras
     assert {"Homepage", "Documentation", "Changelog"} <= project["urls"].keys()
     assert "Typing :: Typed" in project["classifiers"]

@@ -1,6 +1,6 @@
 """Code, comments, docs and configs do not use the retired words.
 
-The glossary in docs/architecture.md has the words to use. To list the findings of a
+The glossary in docs/glossary.md has the words to use. To list the findings of a
 folder, or of all files:
 
     python -m tests.test_words stages/filters

@@ -1,4 +1,4 @@
-"""Whole runs of ccnet.yaml on a small crawl, and their comparison."""
+"""Whole runs of ccnet.yaml with quality bins on a small crawl, and their comparison."""
 
 from __future__ import annotations
 
@@ -43,6 +43,18 @@ class Chain:
         tree["annotate"]["minhash"]["threshold"] = (
             0.5  # the edited copies of the crawl are 0.6 to 0.75 like their sources
         )
+        tree["select"]["mix"] = {
+            "by": "perplexity",
+            "bins": [
+                {"from_percentile": 0, "num_copies": 0.5},
+                {"from_percentile": 40, "num_copies": 1},
+                {"from_percentile": 80, "num_copies": 2.5},
+            ],
+            "budget": {
+                "num_tokens": 300_000,
+                "max_language_share": {"default": 1, "fr": 0.2},
+            },
+        }
         tree["write_shards"]["shard_tokens"] = 100_000
         tree["engine"] |= {"kind": "inline", "workers": 2}
         tree["run_dir"] = str(self.folder / "{config}")

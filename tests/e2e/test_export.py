@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.reporting.export import export_ccnet
+from pipeline.reporting.export import export_run
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 
@@ -45,10 +45,10 @@ def test_the_export_has_ccnets_files_and_fields(
 ) -> None:
     """One file per language and bucket. Lengths and line ids agree with the texts."""
     run = RunFolder.open(reference_run)
-    written = export_ccnet(run, tmp_path / "mined")
+    written = export_run(run, tmp_path / "mined", "ccnet").files
     documents = [
         (path.name, json.loads(line))
-        for path in sorted((tmp_path / "mined").iterdir())
+        for path in sorted((tmp_path / "mined").glob("*.gz"))
         for line in gzip.decompress(path.read_bytes()).splitlines()
     ]
     assert written == Counter(name for name, _ in documents)
@@ -77,7 +77,7 @@ def test_exports_are_reproducible_and_overwrite_nothing(
     """Two exports have the same bytes; an existing folder is refused."""
     run = RunFolder.open(reference_run)
     for folder in ("one", "two"):
-        export_ccnet(run, tmp_path / folder)
+        export_run(run, tmp_path / folder, "ccnet")
     one, two = (
         {
             p.name: hashlib.sha256(p.read_bytes()).hexdigest()
@@ -87,7 +87,7 @@ def test_exports_are_reproducible_and_overwrite_nothing(
     )
     assert one == two
     with pytest.raises(FileExistsError):
-        export_ccnet(run, tmp_path / "one")
+        export_run(run, tmp_path / "one", "ccnet")
 
 
 def test_a_run_without_select_has_nothing_to_export(
@@ -96,4 +96,4 @@ def test_a_run_without_select_has_nothing_to_export(
     """The message names the command to run first."""
     (tmp_path / "run.json").write_text((reference_run / "run.json").read_text())
     with pytest.raises(RunNotFound, match="run the config to its end"):
-        export_ccnet(RunFolder.open(tmp_path), tmp_path / "mined")
+        export_run(RunFolder.open(tmp_path), tmp_path / "mined", "ccnet")

@@ -118,6 +118,7 @@ def test_every_recipe_has_its_table() -> None:
     others = {
         "Scores of classifiers: a fixed limit, or a share of the run",
         "One quality score from several scores",
+        "Better documents more often, and a budget of tokens",
         "Train a reference classifier on pages",
         "Toxic and adult pages, by a model of your own",
         "Evaluation sets out of the training data",

@@ -8,7 +8,7 @@ from pipeline.errors import RunAborted
 from pipeline.runs.run_folder import RunFolder
 from tests.e2e.conftest import Chain
 
-# tests/pipeline/execution/test_ray_engine.py has the small form.
+# tests/pipeline/execution/on_ray/test_engine.py has the small form.
 pytestmark = [pytest.mark.models, pytest.mark.ray, pytest.mark.heavy]
 
 

@@ -196,6 +196,7 @@ def test_a_changed_threshold_reruns_select_and_dependent_phases(chain: Chain) ->
     assert started == [
         "signal_percentiles",
         "percentiles",
+        "mix_percentiles",
         "select",
         "tokenize",
         "write_shards",

@@ -39,7 +39,7 @@ MOMENTS = (BEFORE_WRITE, AFTER_RENAME, AFTER_RECORD, BEFORE_SUMMARY)
 POINTS = tuple(itertools.product(PHASES, MOMENTS))
 
 # Instead of a minute, so that a try takes seconds.
-EXPIRE_S, RENEW_S = 4.0, 1.0
+EXPIRE_S, RENEW_S = 10.0, 1.0
 
 PAUSE_TIMEOUT_S = 240.0
 

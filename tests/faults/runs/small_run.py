@@ -36,8 +36,9 @@ from tests.stages.examples import tiny_lid
 
 NUM_DOCUMENTS, DOCUMENTS_PER_FILE = 100, 50
 
-# The phases of the run that write files. Without `keep_top` and `select.score`, two are off.
-OFF = ("signal_percentiles", "percentiles")
+# The phases of the run that write files. Without `keep_top`, `select.score` and `select.mix`, three
+# are off.
+OFF = ("signal_percentiles", "percentiles", "mix_percentiles")
 PHASES = tuple(name for name in registry.list_phase_names() if name not in OFF)
 
 RUN_TIMEOUT_S = 240.0
