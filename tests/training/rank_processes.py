@@ -13,12 +13,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from tests.fork_server import CONTEXT, preload
+from tests.fork_server import Preload
 
 # File of a world's folder: what its ranks said.
 MESSAGES = "stderr"
 
-preload("training.trainer", "torch.distributed.fsdp", "torch._dynamo")
+TRAINER = Preload("training.trainer", "torch.distributed.fsdp", "torch._dynamo")
 
 
 @contextmanager
@@ -35,22 +35,16 @@ def start(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    processes = [
-        CONTEXT.Process(
-            target=_be_rank,
-            # The whole environment: the process that forks them keeps that of its start.
-            args=(
-                {**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                folder / MESSAGES,
-                work,
-                arguments,
-            ),
-        )
-        for rank in range(num_ranks)
-    ]
+    processes: list[ForkServerProcess] = []
     try:
-        for process in processes:
-            process.start()
+        for rank in range(num_ranks):
+            # The whole environment: the process that forks them keeps that of its start.
+            environment = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(
+                TRAINER.start_process(
+                    _be_rank, environment, folder / MESSAGES, work, arguments
+                )
+            )
         yield processes
     finally:
         for process in processes:

@@ -28,7 +28,7 @@ from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, write_tiny_tokenizer
 from tests.faults.attack import get_shared_folder
-from tests.fork_server import CONTEXT, preload
+from tests.fork_server import Preload
 from tests.pipeline.sample_crawl.invented import make_crawl
 from tests.seaweed import BUCKET, KEYS, Seaweed, find_program
 from tests.shared_ray import SharedRay
@@ -49,7 +49,7 @@ RAY_START_ATTEMPTS = 4
 _PR_SET_PDEATHSIG = 1
 
 # Drivers are forked from a process that has imported and compiled all that they use.
-preload("tests.faults.runs._warm")
+COMPILED_RUN = Preload("tests.faults.runs._warm")
 
 
 # ---- the run ----
@@ -167,9 +167,7 @@ def start_driver(
 ) -> BaseProcess:
     """Start a process that calls a function; stdout and stderr are appended to a file."""
     whole = {**os.environ, **(environment or {})}
-    driver = CONTEXT.Process(target=_drive, args=(work, arguments, messages, whole))
-    driver.start()
-    return driver
+    return COMPILED_RUN.start_process(_drive, work, arguments, messages, whole)
 
 
 def _drive(
