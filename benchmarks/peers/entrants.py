@@ -67,8 +67,13 @@ ENTRANTS = (
         others.run_data_juicer, others.read_data_juicer,
     ),
     Entrant(
-        "html", "corpusmill", None, f"main content, {_RULES}; tokens and shards, too",
+        "html", "corpusmill", None, f"blocks, {_RULES}; tokens and shards, too",
         ours.run_html, ours.read_decisions,
+    ),
+    Entrant(
+        "html", "engine trafilatura", None,
+        f"corpusmill with trafilatura, {_RULES}; tokens and shards, too",
+        ours.run_html_trafilatura, ours.read_decisions,
     ),
     Entrant(
         "html", "datatrove", "datatrove", f"trafilatura, {_RULES}",

@@ -57,9 +57,17 @@ def run_quality(task: Task) -> None:
 
 def run_html(task: Task) -> None:
     """Run main content, language, quality rules and MinHash on the WARC file."""
-    config = _QUALITY | {
-        "extract": {"warc": {"html": {"main_content": True}}, "length": None}
-    }
+    _run_html(task, "blocks")
+
+
+def run_html_trafilatura(task: Task) -> None:
+    """Run the same with the engine that datatrove calls."""
+    _run_html(task, "trafilatura")
+
+
+def _run_html(task: Task, engine: str) -> None:
+    html = {"main_content": True, "engine": engine}
+    config = _QUALITY | {"extract": {"warc": {"html": html}, "length": None}}
     _run_pipeline(task, task.warc, config, _QUALITY_ANNOTATE)
 
 

@@ -2,6 +2,8 @@
 
     python -m benchmarks.peers.pages --output FOLDER [--packages FOLDER_WITH_DEB_FILES]
 
+`packages.txt` has the packages: six with 65 MB of text, and more of them for larger inputs.
+
 Needs Debian's apt-get and dpkg-deb. Every package is checked against its SHA-256, therefore everybody
 gets the same bytes. A newer release of Debian replaces packages: then download these versions from an
 archive of old packages, and give their folder with `--packages`.
@@ -25,27 +27,7 @@ from pathlib import Path
 from stages.html.extraction import Page, extract
 from stages.settings.warc import HtmlSettings
 
-# Package and version -> SHA-256 of the .deb file (Debian 12).
-PACKAGES = {
-    "debian-handbook=11.20220922": (
-        "3d5dbeac1f1afc9c094eab9d0f701f6ecff99c4927d5a4794cf6c85678134faa"
-    ),
-    "python3.11-doc=3.11.2-6+deb12u9": (
-        "5b3594189d6ef9a6963ce0347fd307a1cc67620ad697e144db366070e2e146be"
-    ),
-    "libreoffice-help-de=4:7.4.7-1+deb12u14": (
-        "00490b63c509ac96f7f212d6a6e40452d3e0d1f97ccf4b824dd5ec4c01e8277f"
-    ),
-    "libreoffice-help-en-us=4:7.4.7-1+deb12u14": (
-        "8faa840285734d6cfe1ed25537b48f07e74bd6412e3917bf8e5f8a653f7b3712"
-    ),
-    "libreoffice-help-es=4:7.4.7-1+deb12u14": (
-        "9128a84d83d92c8b1c618d90469d16affddb7d1290b09d42a0c5109cb16f0480"
-    ),
-    "libreoffice-help-fr=4:7.4.7-1+deb12u14": (
-        "c796530d3e95af1ea4d054076682efc8aad2b569ae9513f3d4a776b2df3fd206"
-    ),
-}
+PACKAGES_FILE = Path(__file__).with_name("packages.txt")
 
 # Written last: what the other files hold.
 COUNTS = "counts.json"
@@ -53,7 +35,19 @@ COUNTS = "counts.json"
 # Fixed, because the same input gives the same bytes.
 DATE = "2026-01-01T00:00:00Z"
 
-_HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n"
+
+@dataclass(frozen=True)
+class InputPage:
+    """A page: its text as in a WET file, and its HTML, if there is any.
+
+    Attributes:
+        content_type: of the HTTP response.
+    """
+
+    url: str
+    text: bytes
+    html: bytes = b""
+    content_type: str = "text/html"
 
 
 @dataclass
@@ -65,10 +59,23 @@ class PageCounts:
     text_bytes: int = 0
 
 
-def download_packages(folder: Path) -> None:
+def list_packages(*, with_more: bool = False) -> dict[str, str]:
+    """Return `package=version` -> SHA-256 of its .deb file, in the order of the pages.
+
+    Args:
+        with_more: include the packages of larger inputs, which follow the second comment.
+    """
+    _, first, more = PACKAGES_FILE.read_text(encoding="utf-8").split("#")
+    lines = first.splitlines()[1:]
+    if with_more:
+        lines += more.splitlines()[1:]
+    return dict(line.split(" ") for line in lines)
+
+
+def download_packages(folder: Path, packages: Iterable[str]) -> None:
     """Download with apt-get the packages that `folder` does not have."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [name for name in PACKAGES if not (folder / name_file(name)).exists()]
+    missing = [name for name in packages if not (folder / name_file(name)).exists()]
     if missing:
         subprocess.run(["apt-get", "download", "-qq", *missing], cwd=folder, check=True)
 
@@ -114,12 +121,13 @@ def read_pages(package: Path) -> Iterator[tuple[str, bytes]]:
     yield from sorted(found.items())
 
 
-def format_response(url: str, html: bytes) -> bytes:
+def format_response(page: InputPage) -> bytes:
     """Return a WARC response record as a gzip member."""
-    head = ["WARC-Type: response", f"WARC-Target-URI: {url}", f"WARC-Date: {DATE}"]
-    head += [f"WARC-Record-ID: {_make_id('response', url)}"]
+    head = ["WARC-Type: response", f"WARC-Target-URI: {page.url}", f"WARC-Date: {DATE}"]
+    head += [f"WARC-Record-ID: {_make_id('response', page.url)}"]
     head += ["Content-Type: application/http; msgtype=response"]
-    return _format_record(head, _HTTP + html)
+    http = f"HTTP/1.1 200 OK\r\nContent-Type: {page.content_type}\r\n\r\n"
+    return _format_record(head, http.encode() + page.html)
 
 
 def format_conversion(url: str, text: bytes) -> bytes:
@@ -144,9 +152,9 @@ def _format_record(head: list[str], block: bytes) -> bytes:
     return gzip.compress("\r\n".join(lines).encode() + block + b"\r\n\r\n", mtime=0)
 
 
-def extract_text(html: bytes) -> bytes | None:
+def extract_text(html: bytes, content_type: str = "text/html") -> bytes | None:
     """Return title and text as in a WET file: no blank lines, no blanks around a line."""
-    page = extract(html, "text/html", HtmlSettings())
+    page = extract(html, content_type, HtmlSettings())
     if not isinstance(page, Page):
         return None
     lines = [page.title or "", *page.text.split("\n")]
@@ -154,13 +162,13 @@ def extract_text(html: bytes) -> bytes | None:
     return "\n".join(line for line in stripped if line).encode()
 
 
-def write_pages(pages: Iterable[tuple[str, bytes]], folder: Path) -> PageCounts:
+def write_pages(pages: Iterable[InputPage], folder: Path) -> PageCounts:
     """Write `pages.warc.gz`, `pages.warc.wet.gz` and `documents/pages.json.gz`, then COUNTS.
 
     The third has the text for programs that do not read WET files, in dolma's layout.
 
     Args:
-        pages: path and HTML of each page.
+        pages: a page without HTML is left out of the first file.
         folder: where to write.
     """
     counts = PageCounts()
@@ -171,26 +179,36 @@ def write_pages(pages: Iterable[tuple[str, bytes]], folder: Path) -> PageCounts:
         (folder / "documents" / "pages.json.gz").open("wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as documents,
     ):
-        for path, html in pages:
-            text = extract_text(html)
-            if text is None:
-                continue
-            url = f"https://debian.example{path}"
-            warc.write(format_response(url, html))
-            wet.write(format_conversion(url, text))
-            row = {"id": url, "text": text.decode(), "source": "debian", "added": DATE}
+        for page in pages:
+            if page.html:
+                warc.write(format_response(page))
+            wet.write(format_conversion(page.url, page.text))
+            text = page.text.decode("utf-8", "replace")
+            row = {"id": page.url, "text": text, "source": "debian", "added": DATE}
             documents.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             counts.num_pages += 1
-            counts.html_bytes += len(html)
-            counts.text_bytes += len(text)
+            counts.html_bytes += len(page.html)
+            counts.text_bytes += len(page.text)
     (folder / COUNTS).write_text(json.dumps(asdict(counts)))
     return counts
 
 
-def read_all_pages(packages: Iterable[Path], every: int = 1) -> Iterator[tuple[str, bytes]]:
-    """Yield path and HTML of the pages of all packages; of every fourth page with `every=4`."""
-    pages = (page for package in packages for page in read_pages(package))
-    return itertools.islice(pages, 0, None, every)
+def read_all_pages(packages: Iterable[Path], every: int = 1) -> Iterator[InputPage]:
+    """Yield the pages of all packages that have text; of every fourth page with `every=4`."""
+    found = (page for package in packages for page in read_pages(package))
+    for path, html in itertools.islice(found, 0, None, every):
+        text = extract_text(html)
+        if text is not None:
+            yield InputPage(f"https://debian.example{path}", text, html)
+
+
+def take_text(pages: Iterable[InputPage], num_bytes: int) -> Iterator[InputPage]:
+    """Yield pages until they have at least that many bytes of text."""
+    for page in pages:
+        yield page
+        num_bytes -= len(page.text)
+        if num_bytes <= 0:
+            return
 
 
 def main() -> None:
@@ -205,8 +223,8 @@ def main() -> None:
     folder = args.packages
     if folder is None:
         folder = args.output / "packages"
-        download_packages(folder)
-    packages = check_packages(folder, PACKAGES)
+        download_packages(folder, list_packages())
+    packages = check_packages(folder, list_packages())
     print(asdict(write_pages(read_all_pages(packages, args.every), args.output)))
 
 

@@ -1,6 +1,9 @@
 """Compare other programs with this project: the same pages, the same models, in turns on one core.
 
     python -m benchmarks.peers.run --work FOLDER --rounds 3 [--compiling] [--save]
+    python -m benchmarks.peers.run --work FOLDER --chains ccnet --scale 4
+    python -m benchmarks.peers.run --work FOLDER --chains ccnet --files crawl.warc.wet.gz
+    python -m benchmarks.peers.run --work FOLDER --chains html --files crawl.warc.gz
 
 FOLDER keeps the packages and pages; the environments of the peers are in the user's cache. The first
 run makes both and takes long. CPU seconds are user and system time of a program with all processes
@@ -26,24 +29,12 @@ from typing import Any
 
 from benchmarks.peers.chart import draw_bars
 from benchmarks.peers.entrants import ENTRANTS, Entrant
-from benchmarks.peers.pages import (
-    COUNTS,
-    PACKAGES,
-    check_packages,
-    download_packages,
-    read_all_pages,
-    write_pages,
-)
+from benchmarks.peers.inputs import EVERY, ArchivePages, DebianPages, PageSource
+from benchmarks.peers.pages import COUNTS
 from benchmarks.peers.task import Decisions, Task
 from benchmarks.quality.peer_environment import prepare_environment
 from benchmarks.result_file import REPOSITORY, save
 from pipeline.models import registry
-
-# Chain -> every how many pages it reads. Less would measure how long the programs start.
-EVERY = {"ccnet": 1, "quality": 5, "html": 10, "main content": 5}
-
-# The kernels are compiled on every so many pages.
-FEW = 1000
 
 # Languages of the pages for which the demo has a language model.
 LANGUAGES = ("en", "es", "fr")
@@ -52,23 +43,11 @@ LANGUAGES = ("en", "es", "fr")
 PERPLEXITY_TOLERANCE = 0.1001
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
-OURS = "corpusmill", "blocks"
+OURS = "corpusmill", "engine trafilatura", "blocks"
 
 
 class PeerError(Exception):
     """A program that cannot be installed, or that failed; the message has its last output."""
-
-
-def prepare_pages(work: Path, packages: Path | None, every: int) -> Path:
-    """Return a folder with every n-th page; make it if it is missing."""
-    folder = work / f"pages-{every}"
-    if not (folder / COUNTS).exists():
-        if packages is None:
-            packages = work / "packages"
-            download_packages(packages)
-        pages = read_all_pages(check_packages(packages, PACKAGES), every)
-        write_pages(pages, folder)
-    return folder
 
 
 def prepare_models(folder: Path) -> Path:
@@ -163,7 +142,13 @@ class Chain:
         self.name = name
         self.failed: dict[str, str] = {}
         self.entrants: dict[str, tuple[Entrant, Path, Task]] = {}
+        self._measures_html = name in ("html", "main content")
         self._counts = json.loads((pages / COUNTS).read_text())
+        task = Task(pages, models, folder)
+        source = task.warc if self._measures_html else task.wet
+        self._counts["file_bytes"] = source.stat().st_size
+        if self._measures_html and not self._counts["html_bytes"]:
+            raise SystemExit(f"chain {name}: the files have no HTML pages: give WARC files")
         self._seconds: dict[str, list[dict[str, float]]] = {}
         self._calls: list[dict[str, float]] = []
         self._decisions: dict[str, Decisions] = {}
@@ -221,7 +206,7 @@ class Chain:
         """Return the figures of all entrants; the first one is ours."""
         ours = next(iter(self.entrants))
         our_seconds = [each["cpu_s"] for each in self._seconds[ours]]
-        measured = "html_bytes" if self.name in ("html", "main content") else "text_bytes"
+        measured = "html_bytes" if self._measures_html else "text_bytes"
         megabytes = self._counts[measured] / 1e6
         rows: dict[str, Any] = {}
         for name, (entrant, _, _) in self.entrants.items():
@@ -258,7 +243,9 @@ def format_table(chains: dict[str, Any]) -> str:
 
     `equal` has the pages that both keep: all; with the same language, perplexity and text.
     """
-    lines = [
+    lines = [f"{name}: {_format_input(chain['pages'])}" for name, chain in chains.items()]
+    lines += [
+        "",
         "| chain | program | does | CPU s | wall s | MB/CPU s | CPU / ours | kept | equal |",
         "|-|-|-|-|-|-|-|-|-|",
     ]
@@ -268,6 +255,14 @@ def format_table(chains: dict[str, Any]) -> str:
         for name, why in figures["failed"].items():
             lines.append(f"| {chain} | {name} | {why} | | | | | | |")
     return "\n".join(lines)
+
+
+def _format_input(pages: dict[str, int]) -> str:
+    sizes = {name: f"{size / 1e6:.2f} MB" for name, size in pages.items()}
+    return (
+        f"{pages['num_pages']:,} pages, a file of {sizes['file_bytes']}, "
+        f"{sizes['text_bytes']} of text, {sizes['html_bytes']} of HTML"
+    )
 
 
 def _format_row(row: dict[str, Any]) -> str:
@@ -294,30 +289,27 @@ def draw_chart(chains: dict[str, Any]) -> str:
 
 def compare(
     work: Path,
-    packages: Path | None,
+    source: PageSource,
     rounds: int,
     chains: Sequence[str],
-    scale: int,
     *,
     with_compiling: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures after each round.
 
     Args:
-        work: folder of the pages.
-        packages: folder with the .deb files; None downloads them.
+        work: folder of the models and outputs.
+        source: of the pages.
         rounds: how often each program runs.
         chains: names in EVERY.
-        scale: 10 takes a tenth of the pages.
         with_compiling: measure how long our program takes to compile its kernels.
     """
     models = prepare_models(work / "models")
-    few = prepare_pages(work, packages, FEW)
+    few = source.prepare_few()
     with tempfile.TemporaryDirectory(prefix="peers-", dir=work) as name:
-        found: list[Chain] = []
-        for chain in chains:
-            pages = prepare_pages(work, packages, EVERY[chain] * scale)
-            found.append(Chain(chain, pages, models, Path(name)))
+        found = [
+            Chain(chain, source.prepare(chain), models, Path(name)) for chain in chains
+        ]
         for chain in found:
             chain.compile_kernels(few)
         compiling = found[0].measure_compiling(few) if with_compiling else None
@@ -332,10 +324,11 @@ def compare(
             }
 
 
-def save_with_chart(figures: dict[str, Any]) -> None:
+def save_with_chart(figures: dict[str, Any], suffix: str) -> None:
     """Write result file and chart; both are named after the chains if these are not all."""
     chains = figures["chains"]
     name = "peers" if chains.keys() == EVERY.keys() else "_".join(["peers", *chains])
+    name += suffix
     path = save(name.replace(" ", "_"), figures)
     path.with_suffix(".svg").write_text(draw_chart(chains), encoding="utf-8")
     print(path)
@@ -350,7 +343,10 @@ def main() -> None:
     parser.add_argument("--packages", type=Path, help="folder with the .deb files")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chains", nargs="+", choices=EVERY, default=list(EVERY))
-    parser.add_argument("--scale", type=int, default=1, help="10: a tenth of the pages")
+    parser.add_argument("--scale", type=float, default=1, help="0.1: a tenth of the pages")
+    parser.add_argument(
+        "--files", type=Path, nargs="+", help="WET or WARC files instead of Debian's pages"
+    )
     parser.add_argument(
         "--compiling", action="store_true", help="also measure how long kernels compile"
     )
@@ -358,17 +354,16 @@ def main() -> None:
     args = parser.parse_args()
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})  # also of all programs that this process starts
+    work = args.work.resolve()
+    source: PageSource = DebianPages(work, args.packages, args.scale)
+    if args.files:
+        source = ArchivePages(work, tuple(args.files))
     figures: dict[str, Any] = {}
     for figures in compare(
-        args.work.resolve(),
-        args.packages,
-        args.rounds,
-        args.chains,
-        args.scale,
-        with_compiling=args.compiling,
+        work, source, args.rounds, args.chains, with_compiling=args.compiling
     ):
         if args.save:  # after each round, because a long run can be interrupted
-            save_with_chart(figures)
+            save_with_chart(figures, source.suffix)
     print(format_table(figures["chains"]))
     if args.compiling:
         print(

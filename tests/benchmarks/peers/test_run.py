@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers import run
-from benchmarks.peers.pages import write_pages
+from benchmarks.peers.inputs import ArchivePages, DebianPages
+from benchmarks.peers.pages import COUNTS, InputPage, extract_text, write_pages
 from benchmarks.peers.run import (
     Chain,
     compare_decisions,
@@ -25,8 +28,16 @@ BROKEN = "./missing-1.0-py3-none-any.whl\n"
 def pages(tmp_path: Path) -> Path:
     """Write a few pages as input."""
     folder = tmp_path / "pages"
-    write_pages(((f"/{name}.html", html) for name, html, _ in PAGES), folder)
+    write_pages(read_gold_pages(), folder)
     return folder
+
+
+def read_gold_pages() -> Iterator[InputPage]:
+    """Yield the pages of the tests of extraction."""
+    for name, html, _ in PAGES:
+        text = extract_text(html)
+        assert text is not None
+        yield InputPage(f"https://example.org/{name}.html", text, html)
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +64,7 @@ def test_a_program_that_cannot_be_installed_is_a_row_with_its_error(
     assert "missing-1.0" in figures["failed"]["trafilatura"]
     table = format_table({"main content": figures})
     assert "| main content | blocks |" in table
+    assert f"main content: {len(PAGES)} pages, a file of 0.00 MB" in table
     assert "| main content | trafilatura | cannot be installed: " in table
     assert ">blocks</text>" in draw_chart({"main content": figures})
 
@@ -69,6 +81,47 @@ def test_our_chain_runs_beside_the_bare_calls(pages: Path, tmp_path: Path) -> No
     assert rows["corpusmill"]["decisions"]["kept"] > 0
     libraries = rows["bare calls"]["cpu_s_by_library"]
     assert libraries.keys() == {"SHA-1", "fastText", "SentencePiece", "KenLM"}
+
+
+def test_wet_and_warc_files_are_read_as_the_pages_they_hold(
+    pages: Path, tmp_path: Path
+) -> None:
+    """A page that occurs in both files is read once; the text of a WARC file is extracted."""
+    html, text = pages / "pages.warc.gz", pages / "pages.warc.wet.gz"
+    for files in ([html], [html, text], [text]):
+        source = ArchivePages(tmp_path, tuple(files))
+        folder = source.prepare("ccnet")
+        counts = json.loads((folder / COUNTS).read_text())
+        assert counts["num_pages"] == len(PAGES)
+        assert (counts["html_bytes"] > 0) == (html in files)
+        found = folder / text.name
+        assert found.read_bytes() == text.read_bytes()
+
+
+def test_a_damaged_file_is_read_up_to_the_damage(
+    pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The note names the file."""
+    content = (pages / "pages.warc.wet.gz").read_bytes()
+    path = tmp_path / "cut.warc.wet.gz"
+    path.write_bytes(content + b"\x1f\x8b\x08\x00 no deflate stream")
+    folder = ArchivePages(tmp_path, (path,)).prepare("ccnet")
+    assert json.loads((folder / COUNTS).read_text())["num_pages"] == len(PAGES)
+    assert f"{path}: the rest is not read" in capsys.readouterr().out
+
+
+def test_a_chain_of_html_refuses_files_without_html(pages: Path, tmp_path: Path) -> None:
+    """The message says which files to give."""
+    source = ArchivePages(tmp_path, (pages / "pages.warc.wet.gz",))
+    with pytest.raises(SystemExit, match="give WARC files"):
+        Chain("main content", source.prepare("main content"), tmp_path, tmp_path)
+
+
+def test_result_files_of_other_inputs_have_other_names(tmp_path: Path) -> None:
+    """The default input has the name of the chain alone."""
+    assert DebianPages(tmp_path).suffix == ""
+    assert DebianPages(tmp_path, scale=4).suffix == "_x4"
+    assert ArchivePages(tmp_path, ()).suffix == "_files"
 
 
 def test_decisions_are_equal_within_the_rounding_of_perplexities() -> None:
