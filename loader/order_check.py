@@ -104,6 +104,6 @@ def check_rows(stream: RowStream) -> ReadCheck:
     for shard, num_rows in enumerate(stream.orders[0].shard_rows.tolist()):
         for first in range(0, num_rows, _ROWS_PER_READ):
             rows = np.arange(first, min(first + _ROWS_PER_READ, num_rows))
-            _, marks = reader.read(np.full(len(rows), shard), rows)
-            num_damaged_rows += int((~marks.is_whole).sum())
+            loaded = reader.load(np.full(len(rows), shard), rows)
+            num_damaged_rows += int((~loaded.marks.is_whole).sum())
     return ReadCheck(num_damaged_rows, reader.counters["damaged_samples"])

@@ -118,11 +118,11 @@ class BatchBuilder:
         if chunk.on_device is not None:
             batch: dict[str, Any] = {"tokens": chunk.on_device[rows]}
         else:
-            batch = {"tokens": self._convert(chunk.tokens[rows])}
+            batch = {"tokens": self._convert(chunk.join(rows))}
         if self._reports_damage:
             batch["is_whole"] = self._convert(chunk.is_whole[rows].copy())
         if self.ignored_entry is not None:
-            shape = chunk.tokens[rows].shape
+            shape = tuple(batch["tokens"].shape)
             ignored = np.zeros(shape, np.bool_)
             if chunk.ignored is not None:
                 ignored = chunk.ignored.select(rows).mark(*shape)
@@ -138,12 +138,12 @@ class BatchBuilder:
             labels = tokens[:, 1:].to(self._torch.int64)
             if ignored is not None and len(ignored.rows):
                 # One copy to the device instead of one write for each range.
-                marks = ignored.mark(*chunk.tokens[rows].shape)[:, 1:]
+                marks = ignored.mark(*tokens.shape)[:, 1:]
                 mask = self._convert(np.ascontiguousarray(marks)).to(labels.device)
                 labels.masked_fill_(mask, IGNORED_LABEL)
         else:
             input_ids, labels = map(
-                self._convert, split_inputs_and_labels(chunk.tokens[rows], ignored)
+                self._convert, split_inputs_and_labels(chunk.join(rows), ignored)
             )
         # Damaged rows stay in the batch, so that all ranks keep equal batch shapes. Only their loss
         # is ignored.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loader.order.rank_batches import Step
 from loader.reading.open_shard import Tokens
 from loader.reading.packing import BoolArray
+from loader.reading.spans import StoredRows
 from loader.retraction.tombstones import TokenRanges
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class Chunk:
     """The rows of some steps on this rank: n rows of T + 1 tokens.
 
     steps:       the steps, in order
-    tokens:      (n, T + 1) as stored
+    rows:        the rows, checked but not copied
+    tokens:      (n, T + 1) copy of the rows that a thread made, or None
     is_whole:    (n,) bool, false for damaged rows
     num_damaged: number of damaged rows
     marks:       (n, T) bool, document starts, or None if they were not requested
@@ -29,10 +31,15 @@ class Chunk:
     """
 
     steps: list[Step]
-    tokens: Tokens
+    rows: StoredRows
+    tokens: Tokens | None
     is_whole: BoolArray
     num_damaged: int
     marks: BoolArray | None
     ignored: TokenRanges | None = None
     on_device: torch.Tensor | None = None
     copied: Any = None
+
+    def join(self, rows: slice) -> Tokens:
+        """Return the tokens of some rows, (B, T + 1). They may share memory with the chunk."""
+        return self.rows.join(rows) if self.tokens is None else self.tokens[rows]

@@ -21,6 +21,9 @@ from loader.reading.row_reader import RowReader
 # At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows.
 CHUNK_BYTES = 8 * 2**20
 
+# A chunk of any size has a fixed cost of half a millisecond: few small ones are read at the start.
+CHUNK_GROWTH = 4
+
 
 class ChunkReader:
     """Reads the chunks of one rank in order.
@@ -66,7 +69,7 @@ class ChunkReader:
         self._returned = self._planned = self._requested = position, carried_rows
         self._pending: deque[Future[Chunk]] = deque()
         # The first chunk is a single step, which makes the first batch available early. Each later
-        # chunk has twice as many steps, up to CHUNK_BYTES.
+        # chunk has CHUNK_GROWTH times as many steps, up to CHUNK_BYTES.
         self._max_chunk_steps = 1
 
     def read_next(self) -> Chunk | None:
@@ -158,27 +161,31 @@ class ChunkReader:
 
     def _plan_steps(self) -> list[Step]:
         """Return the steps of the next chunk; an empty list at the end of the stream."""
-        steps: list[Step] = []
         # At least one step, even if its rows are larger than CHUNK_BYTES.
-        rows_left = max(1, CHUNK_BYTES // self._rows.row_bytes)
-        while rows_left > 0 and len(steps) < self._max_chunk_steps:
-            step = self._rank_batches.make_step(*self._planned)
-            if step is None:
-                break
-            steps.append(step)
-            self._planned = step.next_position, step.carried_rows
-            rows_left -= step.rows_per_rank
-        self._max_chunk_steps *= 2
+        max_rows = max(1, CHUNK_BYTES // self._rows.row_bytes)
+        batches = self._rank_batches
+        rows_per_step = batches.global_batch_rows // batches.world_size
+        num_steps = min(self._max_chunk_steps, -(-max_rows // rows_per_step))
+        steps = batches.make_steps(*self._planned, num_steps)
+        if steps:
+            self._planned = steps[-1].next_position, steps[-1].carried_rows
+        self._max_chunk_steps = CHUNK_GROWTH * num_steps
         return steps
 
     def _read_chunk(self, steps: list[Step]) -> Chunk:
-        # The rows of all steps are read in one call.
-        tokens, marks = self._rows.read_positions(
+        # The rows of all steps are located and checked in one call.
+        rows, marks = self._rows.load_positions(
             list_positions(steps), with_marks=self._with_marks
         )
         is_whole = marks.is_whole
         num_damaged = len(is_whole) - int(np.count_nonzero(is_whole))
-        chunk = Chunk(steps, tokens, is_whole, num_damaged, marks.doc_starts, marks.ignored)
-        if self._copier is not None:
+        tokens = None
+        if self._prefetch_chunks or self._copier is not None:
+            # In a thread, so that the caller does not wait for a disk.
+            tokens = rows.join(slice(0, len(is_whole)))
+        chunk = Chunk(
+            steps, rows, tokens, is_whole, num_damaged, marks.doc_starts, marks.ignored
+        )
+        if self._copier is not None and tokens is not None:
             chunk.on_device, chunk.copied = self._copier.start_copy(tokens)
         return chunk

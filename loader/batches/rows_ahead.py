@@ -16,6 +16,7 @@ from loader.order.permutation import Int64Array
 from loader.reading.open_shard import Tokens
 from loader.reading.row_reader import RowReader
 from loader.reading.shard_reader import RowMarks
+from loader.reading.spans import StoredRows
 from shardwriter.format import FormatError
 from storage import StorageError
 
@@ -35,27 +36,26 @@ class RowsAhead:
         self._rows, self._stop = rows, stop
         self._previous: list[int] = []
         self._num_requests = 1
-        # Rows of later requests: their positions, tokens and marks, and the next row of them.
+        # Rows of later requests: their positions, the rows and marks, and the next row of them.
         self._positions: list[int] = []
-        self._tokens: Tokens = np.zeros((0, 0), rows.token_dtype)
-        self._marks: RowMarks | None = None
+        self._loaded: tuple[StoredRows, RowMarks] | None = None
         self._next_row = 0
 
     def read(self, positions: Sequence[int]) -> tuple[Tokens, RowMarks]:
-        """Return the tokens of n rows, (n, seq_len + 1), and their marks. Do not change them.
+        """Return the tokens of n rows, (n, seq_len + 1), and their marks. Do not change the marks.
 
-        Raises as `RowReader.read_positions`.
+        Raises as `RowReader.load_positions`.
         """
         wanted = list(positions)
         rows = slice(self._next_row, self._next_row + len(wanted))
         if self._positions[rows] != wanted:
             self._read_chunk(wanted)
             rows = slice(0, len(wanted))
-        assert self._marks is not None
+        assert self._loaded is not None
         self._next_row, self._previous = rows.stop, wanted
-        is_whole, _, ignored = self._marks
+        stored, (is_whole, _, ignored) = self._loaded
         ignored = ignored and ignored.select(rows)
-        return self._tokens[rows], RowMarks(is_whole[rows], None, ignored)
+        return stored.join(rows), RowMarks(is_whole[rows], None, ignored)
 
     def _read_chunk(self, wanted: list[int]) -> None:
         """Read the wanted rows and those of the next requests."""
@@ -86,5 +86,5 @@ class RowsAhead:
         positions = requests.reshape(-1)
         # A failed read must leave no rows behind.
         self._positions = []
-        self._tokens, self._marks = self._rows.read_positions(positions)
+        self._loaded = self._rows.load_positions(positions)
         self._positions = positions.tolist()

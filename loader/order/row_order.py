@@ -30,7 +30,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loader.order.permutation import Int64Array, derive_keys, permute
+from loader.order.permutation import (
+    Int64Array,
+    UInt64Array,
+    derive_keys,
+    extend_keys,
+    permute,
+)
 
 # Raise this when equal arguments give another order. Old states are refused then.
 ORDER_VERSION = 1
@@ -73,12 +79,15 @@ def choose_interleave_depth(num_rows: int) -> int:
 class EpochLayout:
     """The rows of one epoch's shards, laid end to end.
 
-    shards:     (S,) int64, shard numbers in the order of this epoch
-    row_starts: (S + 1,) int64, rows before each of them; the last is the number of rows
+    shards:       (S,) int64, shard numbers in the order of this epoch
+    row_starts:   (S + 1,) int64, rows before each of them; the last is the number of rows
+    section_keys: (interleave_depth,) uint64, the part of the windows' keys that is the same in all
+                  windows of a section
     """
 
     shards: Int64Array
     row_starts: Int64Array
+    section_keys: UInt64Array
 
     def locate(self, layout_rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the shard of each row of the layout, (n,), and its row number in the shard, (n,)."""
@@ -194,7 +203,9 @@ class RowOrder:
         row_starts = np.concatenate(
             [np.zeros(1, np.int64), np.cumsum(self.shard_rows[shards])]
         )
-        return EpochLayout(shards, row_starts)
+        sections = np.arange(self.interleave_depth)
+        section_keys = derive_keys(self.seed, epoch, _WINDOW_KEY, sections)
+        return EpochLayout(shards, row_starts, section_keys)
 
     def _find_layout_rows(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Return the (n,) rows of the epoch's layout at (n,) positions of the epoch."""
@@ -202,7 +213,7 @@ class RowOrder:
         places, sections = np.divmod(positions, self.interleave_depth)
         windows, offsets = np.divmod(places, self.window_rows)
         # (n,) one key per position: windows are permuted independently of each other.
-        keys = derive_keys(self.seed, epoch, _WINDOW_KEY, sections, windows)
+        keys = extend_keys(self.layout(epoch).section_keys[sections], windows)
         num_full_windows, last_window_rows = divmod(self.section_rows, self.window_rows)
         # Never true if window_rows divides section_rows.
         is_last = windows == num_full_windows

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from loader.order.permutation import Int64Array
-from loader.reading.open_shard import Tokens
-from loader.reading.shard_reader import RowMarks, ShardReader
+from loader.reading.packing import BoolArray
+from loader.reading.shard_reader import LoadedRows, RowMarks, ShardReader
+from loader.reading.spans import Source, StoredRows
 from loader.retraction.tombstones import TokenRanges
 from loader.row_stream import RowStream
 from loader.storage import Counters, ReadSettings
@@ -59,36 +60,66 @@ class RowReader:
                 chosen = sources == source
                 reader.prefetch_rows(shards[chosen], rows[chosen])
 
-    def read_positions(
+    def load_positions(
         self, positions: Int64Array, *, with_marks: bool = False
-    ) -> tuple[Tokens, RowMarks]:
-        """Return the rows at (n,) positions, (n, seq_len + 1) tokens, and their marks.
+    ) -> tuple[StoredRows, RowMarks]:
+        """Check and fetch the rows at (n,) positions; return them and their marks.
 
         Raises as `ShardReader.read`.
         """
+        num_rows = len(positions)
         sources, shards, rows = self.stream.locate(positions)
-        # The rows of a single dataset are returned without the copy below.
         if len(self._readers) == 1:
-            return self._readers[0].read(shards, rows, with_marks=with_marks)
-        seq_len = self.stream.seq_len
-        tokens = np.empty((len(positions), seq_len + 1), self.token_dtype)
-        is_whole = np.empty(len(positions), np.bool_)
-        doc_starts = np.empty((len(positions), seq_len), np.bool_) if with_marks else None
-        ignored: list[TokenRanges] = []
-        for source, reader in enumerate(self._readers):
-            chosen = np.flatnonzero(sources == source)
-            tokens[chosen], found = reader.read(
-                shards[chosen], rows[chosen], with_marks=with_marks
-            )
-            is_whole[chosen] = found.is_whole
-            if doc_starts is not None:
-                doc_starts[chosen] = found.doc_starts
-            if found.ignored is not None:
-                ignored.append(found.ignored._replace(rows=chosen[found.ignored.rows]))
-        joined = TokenRanges.join(ignored) if ignored else None
-        return tokens, RowMarks(is_whole, doc_starts, joined)
+            loaded = self._readers[0].load(shards, rows, with_marks=with_marks)
+        else:
+            parts: list[tuple[Int64Array, LoadedRows]] = []
+            for source, reader in enumerate(self._readers):
+                chosen = np.flatnonzero(sources == source)
+                part = reader.load(shards[chosen], rows[chosen], with_marks=with_marks)
+                parts.append((chosen, part))
+            loaded = _join_loaded(parts, num_rows)
+        stored = StoredRows(
+            loaded.sources,
+            num_rows,
+            row_tokens=self.stream.seq_len + 1,
+            dtype=self.token_dtype,
+            # The sources of a mixture have the same tokenizer.
+            blank=self.stream.manifests[0].tokenizer.end_of_document,
+            retracted=loaded.retracted,
+        )
+        return stored, loaded.marks
 
     def close(self) -> None:
         """Stop the threads and close the files of the readers."""
         for reader in self._readers:
             reader.close()
+
+
+def _join_loaded(parts: list[tuple[Int64Array, LoadedRows]], num_rows: int) -> LoadedRows:
+    """Return the rows of several readers as rows of one request.
+
+    Args:
+        parts: for each reader, the places of its rows in the request, and the rows.
+        num_rows: of the request.
+    """
+    sources: list[Source] = []
+    retracted: list[TokenRanges] = []
+    ignored: list[TokenRanges] = []
+    is_whole = np.zeros(num_rows, np.bool_)
+    doc_starts: BoolArray | None = None
+    for places, part in parts:
+        sources += [source._replace(rows=places[source.rows]) for source in part.sources]
+        is_whole[places] = part.marks.is_whole
+        if part.marks.doc_starts is not None:
+            if doc_starts is None:
+                seq_len = part.marks.doc_starts.shape[1]
+                doc_starts = np.empty((num_rows, seq_len), np.bool_)
+            doc_starts[places] = part.marks.doc_starts
+        for joined, ranges in ((retracted, part.retracted), (ignored, part.marks.ignored)):
+            if ranges is not None:
+                joined.append(ranges._replace(rows=places[ranges.rows]))
+    return LoadedRows(
+        sources,
+        TokenRanges.join(retracted) if retracted else None,
+        RowMarks(is_whole, doc_starts, TokenRanges.join(ignored) if ignored else None),
+    )

@@ -67,17 +67,17 @@ class SampleReader:
         return base[start : start + shard.sample_num_tokens(sample)]
 
     def find_sources(
-        self, shard: OpenShard, spans: Spans, places: Int64Array
+        self, shard: OpenShard, spans: Spans, rows: Int64Array
     ) -> Iterator[Source]:
         """Yield the arrays that have the tokens of some spans: the tar, or the fetched blocks.
 
         Args:
             shard: an open shard.
             spans: spans of the shard. Call `load_samples` for their samples first.
-            places: (K,) first place of each span in the result.
+            rows: (K,) the row of each span in the result.
         """
         if shard.tar is not None:
-            yield Source(shard.tar, spans.offsets, spans.num_tokens, places)
+            yield Source(shard.tar, spans.offsets, spans.num_tokens, rows, spans.columns)
             return
         blocks = shard.sample_blocks[spans.samples]
         for block in np.unique(blocks).tolist():
@@ -85,7 +85,8 @@ class SampleReader:
             start = int(shard.token_offsets[shard.block_samples(block)[0]])
             part = spans.select(chosen)
             tokens = self.load_block(shard, block)
-            yield Source(tokens, part.offsets - start, part.num_tokens, places[chosen])
+            offsets = part.offsets - start
+            yield Source(tokens, offsets, part.num_tokens, rows[chosen], part.columns)
 
     def load_block(self, shard: OpenShard, block: int) -> Tokens:
         """Return the bytes of a remote block as tokens, from its first sample to its last."""

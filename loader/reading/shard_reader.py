@@ -23,7 +23,7 @@ from loader.reading.open_shard import OpenShard, Tokens
 from loader.reading.packing import BoolArray, mark_document_starts
 from loader.reading.sample_reader import SampleReader
 from loader.reading.shard_opener import ShardOpener
-from loader.reading.spans import Source, Spans, join_spans
+from loader.reading.spans import Source, Spans, StoredRows
 from loader.retraction.tombstones import TokenRanges
 from loader.storage import Counters, ReadFailed, ReadSettings
 from shardwriter.format import FormatError, ShardIndex
@@ -41,6 +41,19 @@ class RowMarks(NamedTuple):
     is_whole: BoolArray
     doc_starts: BoolArray | None
     ignored: TokenRanges | None
+
+
+class LoadedRows(NamedTuple):
+    """n rows whose samples were checked, and which are not copied yet.
+
+    sources:   the spans of the rows in mapped files and fetched blocks; damaged rows have none
+    retracted: tokens of retracted documents, or None if the dataset has none
+    marks:     the other properties of the rows
+    """
+
+    sources: list[Source]
+    retracted: TokenRanges | None
+    marks: RowMarks
 
 
 class ShardReader:
@@ -126,24 +139,40 @@ class ShardReader:
             ShardCorrupt: bytes are damaged, and `on_corrupt` is "stop".
             FormatError: an index belongs to another dataset.
         """
+        loaded = self.load(shards, rows, with_marks=with_marks)
+        stored = StoredRows(
+            loaded.sources,
+            len(shards),
+            row_tokens=self.seq_len + 1,
+            dtype=self.token_dtype,
+            blank=self.manifest.tokenizer.end_of_document,
+            retracted=loaded.retracted,
+        )
+        return stored.join(slice(0, len(shards))), loaded.marks
+
+    def load(
+        self, shards: Int64Array, rows: Int64Array, *, with_marks: bool = False
+    ) -> LoadedRows:
+        """Check the samples of n rows, and fetch their blocks if they are remote.
+
+        The arguments and errors are those of `read`.
+        """
         requests = self._load_requests(shards, rows)
         is_whole = np.zeros(len(shards), np.bool_)
         for request in requests:
             is_whole[request.out_rows] = request.drop_damaged()
-        tokens = self._join_rows(requests, len(shards))
         pieces = _join_pieces(requests) if self._is_packed else None
         retracted = self._find_retracted(shards, rows, pieces)
-        if retracted is not None:
-            retracted.fill(tokens, self.manifest.tokenizer.end_of_document)
         doc_starts = None
         if with_marks:
             doc_starts = self._mark_doc_starts(requests, len(shards), pieces)
-        if pieces is None:
-            return tokens, RowMarks(is_whole, doc_starts, retracted)
-        ignored = pieces.find_ignored(len(shards), self.seq_len + 1)
-        if retracted is not None:
-            ignored = TokenRanges.join([ignored, retracted])
-        return tokens, RowMarks(is_whole, doc_starts, ignored)
+        ignored = retracted
+        if pieces is not None:
+            ignored = pieces.find_ignored(len(shards), self.seq_len + 1)
+            if retracted is not None:
+                ignored = TokenRanges.join([ignored, retracted])
+        marks = RowMarks(is_whole, doc_starts, ignored)
+        return LoadedRows(self._find_sources(requests), retracted, marks)
 
     def _load_requests(self, shards: Int64Array, rows: Int64Array) -> list[_ShardRequest]:
         """Open the shards of n rows, and load and check the samples that the rows touch."""
@@ -158,28 +187,13 @@ class ShardReader:
         self._samples.load_samples(wanted)
         return requests
 
-    def _join_rows(self, requests: list[_ShardRequest], num_rows: int) -> Tokens:
-        """Return (num_rows, seq_len + 1) tokens; every rank blanks the same places."""
-        row_tokens = self.seq_len + 1
+    def _find_sources(self, requests: list[_ShardRequest]) -> list[Source]:
         sources: list[Source] = []
-        filled = np.zeros(num_rows, np.int64)
         for request in requests:
             if request.shard is not None:
                 rows = request.out_rows[request.pieces.rows[request.spans.pieces]]
-                places = rows * row_tokens + request.spans.columns
-                np.add.at(filled, rows, request.spans.num_tokens)
-                sources += self._samples.find_sources(request.shard, request.spans, places)
-        # Damaged rows are empty, and packed rows end with padding.
-        padded = np.flatnonzero(filled < row_tokens)
-        if len(padded):
-            end = self.manifest.tokenizer.end_of_document
-            blank = np.full(row_tokens, end, self.token_dtype)
-            first = filled[padded]
-            num_tokens, places = row_tokens - first, padded * row_tokens + first
-            sources.append(Source(blank, np.zeros_like(first), num_tokens, places))
-        if not sources:
-            return np.empty((0, row_tokens), self.token_dtype)
-        return join_spans(sources, self.token_dtype).reshape(num_rows, row_tokens)
+                sources += self._samples.find_sources(request.shard, request.spans, rows)
+        return sources
 
     def _find_retracted(
         self, shards: Int64Array, rows: Int64Array, pieces: RowPieces | None

@@ -56,6 +56,31 @@ def test_ranks_read_each_position_once_and_equally_many(
     assert left < (batch + world_size if drop_last else world_size)
 
 
+@given(
+    batch=st.integers(1, 40),
+    ranks=st.tuples(st.integers(1, 9), st.integers(0, 8)),
+    at=st.tuples(st.integers(0, 320), st.integers(0, 60)),
+    end=st.none() | st.integers(9, 300),
+    drop_last=st.booleans(),
+    num_steps=st.integers(1, 50),
+)
+def test_several_steps_are_those_of_single_calls(
+    batch: int,
+    ranks: tuple[int, int],
+    at: tuple[int, int],
+    end: int | None,
+    drop_last: bool,
+    num_steps: int,
+) -> None:
+    """From any state, also one with more carried rows than this number of ranks leaves."""
+    world_size, rank = ranks
+    assume(rank < world_size <= batch)
+    rank_batches = RankBatches(batch, rank, world_size, "carry", end, drop_last)
+    found = rank_batches.make_steps(*at, num_steps)
+    assert found == steps(rank_batches, at, num_steps)
+    assert all(type(value) is int for step in found for value in step)
+
+
 @given(batch=st.integers(1, 50), world_size=st.integers(1, 12), num=st.integers(1, 60))
 def test_carried_rows_keep_the_mean_batch_size(
     batch: int, world_size: int, num: int
