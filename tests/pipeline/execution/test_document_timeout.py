@@ -150,7 +150,7 @@ def run_deadly(small: Small) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         check=False,
         env=os.environ | {"COLUMNS": "200"},
-        timeout=280,
+        timeout=600,
     )
 
 

@@ -97,7 +97,7 @@ def test_the_second_process_ends_with_the_first(tmp_path: Path) -> None:
     done = run_program(body, tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     # It has closed stdout, which it shared with the first one, shortly before its end.
-    wait_for(lambda: has_ended(int(done.stdout)), timeout_s=60)
+    wait_for(lambda: has_ended(int(done.stdout)))
 
 
 def has_ended(pid: int) -> bool:

@@ -24,11 +24,11 @@ from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
 from tests.prometheus import (
     Watched,
-    find_free_port,
     needs_prometheus,
     panels,
     run_prometheus,
 )
+from tests.sockets import find_free_ports
 
 PAGES = ["the treaty was signed in the museum", "le chat et la souris"]
 
@@ -167,7 +167,8 @@ def test_inline_engine_refuses_a_metrics_port(small: Small) -> None:
 @pytest.mark.ray
 def test_every_panel_shows_data_of_a_real_run(small: Small) -> None:
     """On Ray no panel is empty, the totals equal those of the report, and no other alert fires."""
-    files, port = [str(path) for path in write_crawl(small.folder)], find_free_port()
+    files = [str(path) for path in write_crawl(small.folder)]
+    (port,) = find_free_ports(1)
     small.config(
         input={"files": files, "max_quarantined_share": 0.5},
         engine={"kind": "ray", "metrics_port": port, "workers": 2},

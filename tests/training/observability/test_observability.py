@@ -23,10 +23,10 @@ from tests.pipeline.runs.waiting import wait_for
 from tests.prometheus import (
     Prometheus,
     Watched,
-    find_free_port,
     needs_prometheus,
     run_prometheus,
 )
+from tests.sockets import find_free_ports
 from tests.training.conftest import make_config, read_log
 from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
@@ -253,7 +253,7 @@ def test_every_panel_of_training_shows_a_real_run(
     language: Path, tmp_path: Path, training_log: logging.Logger
 ) -> None:
     """Only the GPU panel is empty on CPU, losses equal the log, and no alert fires."""
-    port = find_free_port()
+    (port,) = find_free_ports(1)
     config = make_config(
         tmp_path / "tiny",
         language,

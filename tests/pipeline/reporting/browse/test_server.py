@@ -31,7 +31,7 @@ def fetch(
 ) -> Response:
     """Request a path relative to the page, or an absolute one; return the response."""
     parts = urllib.parse.urlsplit(address)
-    connection = http.client.HTTPConnection(parts.netloc, timeout=60)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=600)
     target = path if path.startswith("/") else parts.path + path
     connection.request(method, target, headers=dict(headers or {}))
     response = connection.getresponse()
