@@ -21,7 +21,7 @@ import numpy as np
 from loader.batches.batch_builder import BatchBuilder, DocumentOutput
 from loader.batches.chunk import Chunk
 from loader.batches.chunk_reader import ChunkReader
-from loader.batches.cuda_copy import open_cuda_copier
+from loader.batches.cuda_copy import CudaCopier, open_cuda_copier
 from loader.order.mixture import Mixture
 from loader.order.rank_batches import RankBatches, Step, Uneven
 from loader.order.row_order import DEFAULT_WINDOW_ROWS
@@ -126,10 +126,11 @@ class TokenLoader:
         settings = settings or ReadSettings()
         # Checks that need no dataset come first: they fail without waiting for a network.
         copier = open_cuda_copier(device)
-        reports_damage = settings.on_corrupt == "skip_and_count"
-        target = copier.device if copier is not None else None
         self._builder = BatchBuilder(
-            tokens, documents, reports_damage=reports_damage, device=target
+            tokens,
+            documents,
+            reports_damage=settings.on_corrupt == "skip_and_count",
+            device=None if copier is None else copier.device,
         )
         self._stream = open_row_stream(
             source,
@@ -145,6 +146,15 @@ class TokenLoader:
         self._rank_batches = RankBatches(
             global_batch_rows, self.rank, self.world_size, uneven, end, drop_last
         )
+        self._open_files(settings, prefetch_chunks, copier)
+        self._allow_mismatch = allow_mismatch
+        self._throughput = _Throughput()
+        self._set_state(self._stream.make_state(0, global_batch_rows=global_batch_rows))
+
+    def _open_files(
+        self, settings: ReadSettings, prefetch_chunks: int, copier: CudaCopier | None
+    ) -> None:
+        """Check the sizes of local shards, and prepare to read chunks."""
         self._rows = RowReader(self._stream, settings)
         self._chunks = ChunkReader(
             self._rows,
@@ -154,9 +164,6 @@ class TokenLoader:
             with_marks=self._builder.needs_marks,
             copier=copier,
         )
-        self._allow_mismatch = allow_mismatch
-        self._throughput = _Throughput()
-        self._set_state(self._stream.make_state(0, global_batch_rows=global_batch_rows))
 
     @property
     def tokenizer(self) -> TokenizerEntry:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader import LoaderState, Mixture, TokenLoader
@@ -23,8 +21,16 @@ from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, read_index
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, Make
-
-T = 32
+from tests.loader.resume_law import (
+    Interruption,
+    T,
+    check_resume,
+    flatten,
+    interruptions,
+    open_loader,
+    open_ranks,
+    read_steps,
+)
 
 
 def list_rows(batch: dict[str, Any]) -> list[bytes]:
@@ -34,111 +40,44 @@ def list_rows(batch: dict[str, Any]) -> list[bytes]:
     return [row.numpy().tobytes() for row in rows]
 
 
-def open_loader(dataset: Dataset, **given: Any) -> TokenLoader:
-    """Return the loader of one rank, with a small interleave depth by default."""
-    arguments = {
-        "seq_len": T,
-        "global_batch_rows": 4,
-        "rank": 0,
-        "world_size": 1,
-        "epochs": 1,
-        "interleave_depth": 3,
-        "seed": 5,
-    }
-    return TokenLoader(dataset.folder, **{**arguments, "prefetch_chunks": 0, **given})
-
-
-def open_loaders(dataset: Dataset, world_size: int, **given: Any) -> list[TokenLoader]:
-    """Return one loader for each rank."""
-    return [
-        open_loader(dataset, rank=rank, world_size=world_size, **given)
-        for rank in range(world_size)
-    ]
-
-
 def read_global_batches(
     loaders: list[TokenLoader], num: int | None = None
 ) -> list[list[bytes]]:
-    """Return the rows of each step over all ranks; all ranks must have equally many."""
-    found: list[list[bytes]] = []
-    while num is None or len(found) < num:
-        batches = [next(loader, None) for loader in loaders]
-        if None in batches:
-            assert batches == [None] * len(loaders), "ranks ended at different steps"
-            break
-        parts = [list_rows(batch) for batch in batches if batch is not None]
-        assert len({len(part) for part in parts}) == 1, (
-            "ranks got different numbers of rows"
-        )
-        found.append([row for part in parts for row in part])
-    return found
-
-
-def flatten(batches: Iterable[Iterable[bytes]]) -> list[bytes]:
-    """Return all rows in order."""
-    return [row for batch in batches for row in batch]
+    """Return the rows of each step over all ranks, each with its last label."""
+    return read_steps(loaders, num, list_rows=list_rows)
 
 
 def test_an_epoch_has_every_row_once(dataset: Dataset) -> None:
     """With interleave depth 1 no row is left over: each row of the shards comes once."""
-    found = flatten(read_global_batches([open_loader(dataset, interleave_depth=1)]))
+    found = flatten(read_global_batches([open_loader(dataset.folder, interleave_depth=1)]))
     assert len(found) == len(set(found))
     assert set(found) == dataset.rows(T)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    batches=st.tuples(st.integers(1, 13), st.integers(1, 13)),
-    worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    interruption=interruptions(),
     interleave_depth=st.integers(1, 6),
     window_rows=st.integers(1, 9),
     seq_len=st.sampled_from([7, 16, 32]),
-    kill_after=st.integers(0, 30),
     epochs=st.integers(1, 3),
 )
 def test_resume_on_other_ranks_keeps_the_row_order(
-    dataset: Dataset,
-    batches: tuple[int, int],
-    worlds: tuple[int, int],
-    interleave_depth: int,
-    window_rows: int,
-    seq_len: int,
-    kill_after: int,
-    epochs: int,
+    dataset: Dataset, interruption: Interruption, **order: int
 ) -> None:
     """A run that stops at any step and continues with other ranks and another batch reads the
     rows of one rank, in the same order.
     """
-    assume(worlds[0] <= batches[0] and worlds[1] <= batches[1])
-    order = {
-        "seq_len": seq_len,
-        "interleave_depth": interleave_depth,
-        "window_rows": window_rows,
-        "epochs": epochs,
-        "uneven": "carry",
-    }
-    alone = flatten(
-        read_global_batches([open_loader(dataset, global_batch_rows=1, **order)])
-    )
-    first = open_loaders(dataset, worlds[0], global_batch_rows=batches[0], **order)
-    before = flatten(read_global_batches(first, kill_after))
-    states = [loader.state_dict() for loader in first]
-    assert all(state == states[0] for state in states)
-    second = open_loaders(dataset, worlds[1], global_batch_rows=batches[1], **order)
-    for loader in second:
-        loader.load_state_dict(json.loads(json.dumps(states[0])))
-    after = flatten(read_global_batches(second))
-    assert before + after == alone[: len(before) + len(after)]
-    assert len(alone) - len(before) - len(after) < max(worlds)
+    check_resume(dataset.folder, interruption, **order)
 
 
 def test_two_then_five_then_three_ranks_read_each_row_once(larger: Dataset) -> None:
     """Ranks 2 -> 5 -> 3: each row of the epoch comes once, in the same global batches."""
-    whole = read_global_batches(open_loaders(larger, 1, global_batch_rows=30))
+    whole = read_global_batches(open_ranks(larger.folder, 1, global_batch_rows=30))
     found: list[list[bytes]] = []
     state: dict[str, Any] | None = None
     for ranks, num in ((2, 7), (5, 6), (3, None)):
-        loaders = open_loaders(larger, ranks, global_batch_rows=30)
+        loaders = open_ranks(larger.folder, ranks, global_batch_rows=30)
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
@@ -152,12 +91,12 @@ def test_resume_at_every_step_gives_the_same_batches(dataset: Dataset) -> None:
     """A state of any step gives the same later batches, regardless of reading ahead, also in
     the second epoch.
     """
-    reference = open_loader(dataset, epochs=2)
+    reference = open_loader(dataset.folder, epochs=2)
     states, batches = [reference.state_dict()], []
     for batch in reference:
         batches.append(list_rows(batch))
         states.append(reference.state_dict())
-    resumed = open_loader(dataset, epochs=2, prefetch_chunks=2)
+    resumed = open_loader(dataset.folder, epochs=2, prefetch_chunks=2)
     for step, state in enumerate(states):
         resumed.load_state_dict(state)
         assert [list_rows(batch) for batch in resumed] == batches[step:]
@@ -175,7 +114,7 @@ print(json.dumps([batch["input_ids"].tolist() for batch in loader]))
 
 def test_a_new_process_continues_from_a_state(dataset: Dataset) -> None:
     """The state is all that a new process needs."""
-    here = open_loader(dataset)
+    here = open_loader(dataset.folder)
     for _ in range(3):
         next(here)
     out = subprocess.run(
@@ -192,16 +131,16 @@ def test_a_run_folder_stands_for_its_dataset(dataset: Dataset, tmp_path: Path) -
     with pytest.raises(ReadFailed, match=r"run/manifest\.json"):
         TokenLoader(run, seq_len=T, global_batch_rows=4)
     (run / "dataset").symlink_to(dataset.folder)
-    first, second = open_loader(dataset), open_loader(replace(dataset, folder=run))
+    first, second = open_loader(dataset.folder), open_loader(run)
     assert list_rows(next(first)) == list_rows(next(second))
     second.load_state_dict(first.state_dict())
 
 
 def test_a_state_of_another_stream_is_refused(dataset: Dataset, larger: Dataset) -> None:
     """The error shows each value that differs and the flag that overrides the check."""
-    saved = open_loader(larger)
+    saved = open_loader(larger.folder)
     next(saved)
-    other = open_loader(dataset, seed=6, interleave_depth=2)
+    other = open_loader(dataset.folder, seed=6, interleave_depth=2)
     with pytest.raises(ResumeMismatch) as caught:
         other.load_state_dict(saved.state_dict())
     message = str(caught.value)
@@ -209,14 +148,14 @@ def test_a_state_of_another_stream_is_refused(dataset: Dataset, larger: Dataset)
     assert "interleave_depths is (3,) in the state, (2,) here" in message
     assert saved.state.sources[0] in message
     assert "allow_mismatch=True" in message
-    forced = open_loader(dataset, seed=6, interleave_depth=2, allow_mismatch=True)
+    forced = open_loader(dataset.folder, seed=6, interleave_depth=2, allow_mismatch=True)
     forced.load_state_dict(saved.state_dict())
     assert forced.state.position == saved.state.position
 
 
 def test_a_state_is_small_and_checked(dataset: Dataset) -> None:
     """It survives JSON; other objects and other versions are refused."""
-    state = open_loader(dataset).state_dict()
+    state = open_loader(dataset.folder).state_dict()
     assert LoaderState.from_dict(json.loads(json.dumps(state))).to_dict() == state
     assert len(json.dumps(state)) < 400
     with pytest.raises(FormatError, match=r"loader state: found missing keys .*'position'"):
@@ -228,7 +167,9 @@ def test_a_state_is_small_and_checked(dataset: Dataset) -> None:
 def test_stored_tokens_are_the_same_rows(dataset: Dataset) -> None:
     """Stored tokens contain input_ids and labels."""
     for stored, wide in zip(
-        open_loader(dataset, tokens="stored"), open_loader(dataset), strict=True
+        open_loader(dataset.folder, tokens="stored"),
+        open_loader(dataset.folder),
+        strict=True,
     ):
         assert stored["tokens"].dtype == torch.uint16
         assert [
@@ -240,15 +181,15 @@ def test_tokens_of_a_large_vocabulary_are_uint32(make: Make) -> None:
     """A vocabulary of more than 65,536 ids needs four bytes per token."""
     made = make([[40] * 10], vocab_size=200_000)
     assert set(
-        flatten(read_global_batches([open_loader(made, interleave_depth=1)]))
+        flatten(read_global_batches([open_loader(made.folder, interleave_depth=1)]))
     ) == made.rows(T)
-    assert next(open_loader(made, tokens="stored"))["tokens"].dtype == torch.uint32
+    assert next(open_loader(made.folder, tokens="stored"))["tokens"].dtype == torch.uint32
 
 
 def test_document_entries_belong_to_the_rows(dataset: Dataset) -> None:
     """position_ids, document_ids and cu_seqlens describe the rows of the batch."""
     loader = open_loader(
-        dataset,
+        dataset.folder,
         interleave_depth=1,
         documents=["position_ids", "document_ids", "cu_seqlens"],
     )
@@ -268,8 +209,10 @@ def test_document_entries_belong_to_the_rows(dataset: Dataset) -> None:
 def test_the_last_step_is_smaller_or_skipped(dataset: Dataset) -> None:
     """`stats` counts the rows that are in no step."""
     kept, dropped = (
-        open_loader(dataset, interleave_depth=1, global_batch_rows=9),
-        open_loader(dataset, interleave_depth=1, global_batch_rows=9, drop_last=True),
+        open_loader(dataset.folder, interleave_depth=1, global_batch_rows=9),
+        open_loader(
+            dataset.folder, interleave_depth=1, global_batch_rows=9, drop_last=True
+        ),
     )
     sizes = (
         [len(batch["input_ids"]) for batch in kept],
@@ -285,7 +228,9 @@ def test_the_last_step_is_smaller_or_skipped(dataset: Dataset) -> None:
 def test_an_endless_stream_continues_over_epochs(dataset: Dataset) -> None:
     """Without `epochs`, a step may contain the end of one epoch and the start of the next."""
     num_rows = len(dataset.rows(T))
-    loader = open_loader(dataset, epochs=None, interleave_depth=1, global_batch_rows=7)
+    loader = open_loader(
+        dataset.folder, epochs=None, interleave_depth=1, global_batch_rows=7
+    )
     found = flatten(list_rows(next(loader)) for _ in range(-(-3 * num_rows // 7)))
     for epoch in range(3):
         assert set(found[epoch * num_rows : (epoch + 1) * num_rows]) == dataset.rows(T)
@@ -329,8 +274,8 @@ def test_an_error_while_reading_ahead_is_raised_at_its_batch(make: Make) -> None
     """When the missing shard is back, the stream continues with the same batch."""
     made = make([[40] * 20, [40] * 20])
     order = {"interleave_depth": 1, "window_rows": 4, "global_batch_rows": 1}
-    expected = flatten(read_global_batches([open_loader(made, **order)]))
-    loader = open_loader(made, **order, prefetch_chunks=3)
+    expected = flatten(read_global_batches([open_loader(made.folder, **order)]))
+    loader = open_loader(made.folder, **order, prefetch_chunks=3)
     names = [made.folder / f"shard-{shard:06d}.tar" for shard in range(2)]
     found = [list_rows(next(loader))[0]]
     hidden = [name.rename(name.with_suffix(".hidden")) for name in names]
@@ -347,11 +292,14 @@ def test_damaged_rows_are_skipped_and_counted(make: Make) -> None:
     made = make([[40] * 29], sample_tokens=128)
     path = made.folder / "shard-000000.tar"
     data = bytearray(path.read_bytes())
-    intact = flatten(read_global_batches([open_loader(made, interleave_depth=1)]))
+    intact = flatten(read_global_batches([open_loader(made.folder, interleave_depth=1)]))
     data[int(read_index(path.with_suffix(".idx")).sample_offsets[1]) + 9] ^= 1
     path.write_bytes(data)
-    loaders = open_loaders(
-        made, 2, interleave_depth=1, settings=ReadSettings(on_corrupt="skip_and_count")
+    loaders = open_ranks(
+        made.folder,
+        2,
+        interleave_depth=1,
+        settings=ReadSettings(on_corrupt="skip_and_count"),
     )
     ignored, kept = 0, []
     for pair in zip(*loaders, strict=True):
@@ -366,7 +314,7 @@ def test_damaged_rows_are_skipped_and_counted(make: Make) -> None:
     assert sum(loader.state.skipped_rows for loader in loaders) == ignored
     assert sum(loader.stats()["skipped_rows"] for loader in loaders) == ignored
     stored = open_loader(
-        made,
+        made.folder,
         interleave_depth=1,
         tokens="stored",
         settings=ReadSettings(on_corrupt="skip_and_count"),
@@ -376,7 +324,7 @@ def test_damaged_rows_are_skipped_and_counted(make: Make) -> None:
 
 def test_stats_count_returned_rows(dataset: Dataset) -> None:
     """Rows that were read ahead do not count."""
-    loader = open_loader(dataset)
+    loader = open_loader(dataset.folder)
     for _ in range(3):
         next(loader)
     stats = loader.stats()
@@ -411,23 +359,23 @@ def test_unusable_arguments_are_refused_before_the_first_batch(
 ) -> None:
     """The error shows the numbers that do not fit."""
     with pytest.raises(ValueError, match=message):
-        open_loader(dataset, **arguments)
+        open_loader(dataset.folder, **arguments)
 
 
 def test_a_dataset_without_shards_is_refused(make: Make) -> None:
     """The error says that there are no shards."""
     with pytest.raises(ValueError, match=r"no shards, but a row of seq_len=32"):
-        open_loader(make([]))
+        open_loader(make([]).folder)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gets_the_same_batches(dataset: Dataset) -> None:
     """Rows that are copied and widened on the device equal those of the CPU."""
     on_gpu = open_loader(
-        dataset, device="cuda", prefetch_chunks=2, documents=["document_ids"]
+        dataset.folder, device="cuda", prefetch_chunks=2, documents=["document_ids"]
     )
     for there, here in zip(
-        on_gpu, open_loader(dataset, documents=["document_ids"]), strict=True
+        on_gpu, open_loader(dataset.folder, documents=["document_ids"]), strict=True
     ):
         for name, value in here.items():
             assert torch.equal(there[name].cpu(), value)

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import TokenLoader
 from loader.packed.pack import pack_dataset
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadSettings
 from tests.loader.conftest import END, Dataset
+from tests.loader.resume_law import T
 
-T = 32
 IGNORED = -100
 
 
@@ -39,22 +38,6 @@ def packed(larger: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Dataset
     for seq_len in (7, T, 64):
         pack(folder, seq_len)
     return Dataset(folder, larger.tokens, larger.doc_starts)
-
-
-def open_loader(source: Any, **given: Any) -> TokenLoader:
-    """Return a loader of one rank and one epoch of packed rows."""
-    usual: dict[str, Any] = {
-        "seq_len": T,
-        "global_batch_rows": 4,
-        "rank": 0,
-        "world_size": 1,
-        "epochs": 1,
-        "interleave_depth": 3,
-        "seed": 5,
-        "packing": True,
-        "prefetch_chunks": 0,
-    }
-    return TokenLoader(source, **{**usual, **given})
 
 
 def list_pieces(dataset: Dataset, seq_len: int) -> list[list[bytes]]:

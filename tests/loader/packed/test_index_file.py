@@ -21,7 +21,8 @@ from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, ShardCorrupt
 from tests.loader.conftest import Dataset, Make
-from tests.loader.packed.conftest import T, open_loader, pack
+from tests.loader.packed.conftest import T, pack
+from tests.loader.packed.test_packed_rows import open_loader
 
 # Raise PACKING_VERSION with every change of this digest.
 GOLDEN = "bbd57570f191b7094b55ca1eaab5e9598411f89417bf179f9b99351089d3f811"

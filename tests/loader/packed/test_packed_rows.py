@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader import Mixture, TokenDataset, TokenLoader
@@ -21,42 +20,29 @@ from loader.row_stream import open_row_stream
 from loader.state import ResumeMismatch
 from loader.storage import ReadSettings
 from shardwriter.format import read_index
+from tests.loader import resume_law
 from tests.loader.conftest import END, Dataset, Make
 from tests.loader.faults import Server
 from tests.loader.packed.conftest import (
     IGNORED,
-    T,
     list_pieces,
-    open_loader,
     pack,
     split_row,
+)
+from tests.loader.resume_law import (
+    Interruption,
+    T,
+    check_resume,
+    flatten,
+    interruptions,
+    read_steps,
 )
 from tests.loader.retraction.test_tombstones import draw_places, retract
 
 
-def list_rows(batch: dict[str, Any]) -> list[bytes]:
-    """Return inputs and labels of each row of a batch."""
-    rows = torch.cat([batch["input_ids"], batch["labels"]], dim=1)
-    return [row.numpy().tobytes() for row in rows]
-
-
-def read_steps(loaders: list[TokenLoader], num: int | None = None) -> list[list[bytes]]:
-    """Return the rows of each step over all ranks; all ranks must have equally many."""
-    found: list[list[bytes]] = []
-    while num is None or len(found) < num:
-        batches = [next(loader, None) for loader in loaders]
-        if batches[0] is None:
-            assert batches == [None] * len(loaders), "ranks ended at different steps"
-            break
-        parts = [list_rows(batch) for batch in batches if batch is not None]
-        assert len({len(part) for part in parts}) == 1
-        found.append([row for part in parts for row in part])
-    return found
-
-
-def flatten(steps: list[list[bytes]]) -> list[bytes]:
-    """Return the rows of all steps."""
-    return [row for step in steps for row in step]
+def open_loader(source: Any, **given: Any) -> TokenLoader:
+    """Return a loader of packed rows."""
+    return resume_law.open_loader(source, **{"packing": True, **given})
 
 
 @pytest.mark.parametrize("seq_len", [7, T, 64])
@@ -115,51 +101,18 @@ def test_padding_and_repeated_tokens_are_no_labels(packed: Dataset) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(
-    batches=st.tuples(st.integers(1, 13), st.integers(1, 13)),
-    worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    interruption=interruptions(),
     interleave_depth=st.integers(1, 6),
     window_rows=st.integers(1, 9),
     seq_len=st.sampled_from([T, 64]),
-    kill_after=st.integers(0, 30),
 )
 def test_resume_on_other_ranks_keeps_the_row_order(
-    packed: Dataset,
-    batches: tuple[int, int],
-    worlds: tuple[int, int],
-    interleave_depth: int,
-    window_rows: int,
-    seq_len: int,
-    kill_after: int,
+    packed: Dataset, interruption: Interruption, **order: int
 ) -> None:
     """A run that stops at any step and continues with other ranks and another batch reads the
     rows of one rank, in the same order.
     """
-    assume(worlds[0] <= batches[0] and worlds[1] <= batches[1])
-    order: dict[str, Any] = {
-        "seq_len": seq_len,
-        "interleave_depth": interleave_depth,
-        "window_rows": window_rows,
-        "uneven": "carry",
-    }
-    folder = packed.folder
-    alone = flatten(read_steps([open_loader(folder, global_batch_rows=50, **order)]))
-    first, second = (
-        [
-            open_loader(
-                folder, rank=rank, world_size=world, global_batch_rows=batch, **order
-            )
-            for rank in range(world)
-        ]
-        for world, batch in zip(worlds, batches, strict=True)
-    )
-    before = flatten(read_steps(first, kill_after))
-    states = [loader.state_dict() for loader in first]
-    assert all(state == states[0] for state in states)
-    for loader in second:
-        loader.load_state_dict(json.loads(json.dumps(states[0])))
-    after = flatten(read_steps(second))
-    assert before + after == alone[: len(before) + len(after)]
-    assert len(alone) - len(before) - len(after) < max(worlds)
+    check_resume(packed.folder, interruption, packing=True, **order)
 
 
 def test_a_mixture_of_packed_datasets_resumes_with_another_batch(
