@@ -26,6 +26,7 @@ QUICK_ARGUMENTS = {
     "stages.perplexity": ["--megabytes", "0.4", "--rounds", "1"],
     "stages.paragraph_hashing": ["--megabytes", "0.1", "--rounds", "1"],
     "stages.fasttext_kernel": ["--megabytes", "0.1", "--rounds", "1"],
+    "stages.minhash": ["--megabytes", "0.1", "--rounds", "1"],
     "stages.reading": ["--megabytes", "0.4", "--rounds", "1"],
     "runs.verification": ["--megabytes", "0.4", "--rounds", "1"],
     "stages.substring_dedup": ["--documents", "100", "--pairs", "1"],

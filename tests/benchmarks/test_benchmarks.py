@@ -28,6 +28,7 @@ PRINTED = {
     "stages.perplexity": " 0 with another perplexity",
     "stages.paragraph_hashing": "hash_paragraphs",
     "stages.fasttext_kernel": "median_ratio",
+    "stages.minhash": "all with datasketch's signatures",
     "stages.reading": "isal, bare",
     "runs.verification": "verification of what phases read",
     "stages.substring_dedup": "median_ratio",
