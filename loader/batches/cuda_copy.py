@@ -27,7 +27,12 @@ class CudaCopier:
         pinned = self._torch.empty(tokens.shape, dtype=dtype, pin_memory=True)
         pinned.numpy()[...] = tokens
         # On a separate stream, the copy overlaps with the training step on the default stream.
-        with self._torch.cuda.stream(self._copy_stream):
+        # In a new thread device 0 is current, and `stream` would set it again when it ends. That
+        # makes a CUDA context there: half a GB of GPU 0 for each rank of the machine.
+        with (
+            self._torch.cuda.device(self._copy_stream.device),
+            self._torch.cuda.stream(self._copy_stream),
+        ):
             on_device = pinned.to(self.device, non_blocking=True)
             copied = self._torch.cuda.Event()
             copied.record()

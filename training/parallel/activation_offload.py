@@ -6,6 +6,11 @@ on the compute stream instead, so the computation waits for it.
 
     forward    block 0 | block 1    | block 2       backward   block 2    | block 1    | block 0
     copy out             of block 0 | of block 1    copy back  of block 1 | of block 0 |
+
+The host is ahead of the device, often by many blocks. So no memory is given back by
+`Tensor.record_stream`: it could be used again only after the device has reached that point, and the
+host would allocate new memory for each block until then. Instead, the compute stream waits for the
+copies of a block before their memory is freed, and memory of all tensors is that of this stream.
 """
 
 from __future__ import annotations
@@ -39,11 +44,15 @@ class _BlockVisit:
     Attributes:
         previous: the visit of the block that ran before; it is fetched next in backward.
         saved: tensors that were sent to CPU memory and not fetched yet.
+        originals: tensors whose copies to CPU memory may not have ended.
+        send_done: CUDA event after these copies.
         fetch_done: CUDA event after the copies back to the device.
     """
 
     previous: _BlockVisit | None
     saved: list[_SavedTensor] = field(default_factory=list[_SavedTensor])
+    originals: list[Tensor] = field(default_factory=list[Tensor])
+    send_done: Any = None
     fetch_done: Any = None
     is_fetched: bool = False
 
@@ -69,10 +78,16 @@ class ActivationOffload:
             visit = _BlockVisit(self._latest)
             # The next forward pass, of another micro-batch, starts a new list.
             self._latest = None if is_last else visit
+            if visit.previous is not None and visit.previous.previous is not None:
+                # Its copies had the time of a whole block. No more than two blocks are in memory.
+                self._release(visit.previous.previous)
             pack = self._keep if is_last else functools.partial(self._send, visit)
             unpack = functools.partial(self._receive, visit)
             with saved_tensors_hooks(pack, unpack):
-                return forward(*args)
+                result = forward(*args)
+            if self._stream is not None:
+                visit.send_done = self._stream.record_event()
+            return result
 
         return offloaded
 
@@ -87,33 +102,34 @@ class ActivationOffload:
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
         if is_weight or tensor.device != self._device or tensor.nbytes < self._min_bytes:
             return tensor
-        host = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
-        if self._stream is not None:
-            # The copy must not start before the kernel that writes the tensor has finished.
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            # The allocator must not reuse this memory before the copy has read it.
-            tensor.record_stream(self._stream)
+        pin_memory = self._device.type == "cuda"
+        host = torch.empty_like(tensor, device="cpu", pin_memory=pin_memory)
         with self._use_stream():
             host.copy_(tensor, non_blocking=True)
         saved = _SavedTensor(host)
         visit.saved.append(saved)
+        visit.originals.append(tensor.detach())
         return saved
+
+    def _release(self, visit: _BlockVisit) -> None:
+        """Free the memory of tensors that are in CPU memory now."""
+        if visit.originals and self._stream is not None:
+            self._wait_for(visit.send_done)
+        visit.originals = []
 
     def _receive(self, visit: _BlockVisit, packed: Tensor | _SavedTensor) -> Tensor:
         """Return a tensor for backward, and start fetching those of the previous block."""
         self._fetch(visit)
+        if visit.fetch_done is not None:
+            # Before the first tensor of the block is used, and so before any of them is freed
+            self._wait_for(visit.fetch_done)
+            visit.fetch_done = None
         # One block ahead: its copies run while this block's backward computes.
         if visit.previous is not None:
             self._fetch(visit.previous)
         if isinstance(packed, Tensor):
             return packed
         assert packed.device_copy is not None
-        if visit.fetch_done is not None:
-            stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(visit.fetch_done)
-            # The allocator must not give this memory to the copy stream before backward has read
-            # it.
-            packed.device_copy.record_stream(stream)
         return packed.device_copy
 
     def _fetch(self, visit: _BlockVisit) -> None:
@@ -121,16 +137,29 @@ class ActivationOffload:
         if visit.is_fetched:
             return
         visit.is_fetched = True
+        self._release(visit)
+        # In memory of the compute stream, which can use it again as soon as autograd frees it.
+        for saved in visit.saved:
+            saved.device_copy = torch.empty_like(saved.host, device=self._device)
         with self._use_stream():
             for saved in visit.saved:
-                saved.device_copy = torch.empty_like(saved.host, device=self._device)
+                assert saved.device_copy is not None
                 saved.device_copy.copy_(saved.host, non_blocking=True)
-        if self._stream is not None:
+        if self._stream is not None and visit.saved:
             visit.fetch_done = self._stream.record_event()
         # From here on only autograd's graph holds the tensors, and frees each after its use.
         visit.saved = []
 
+    def _wait_for(self, event: Any) -> None:
+        """Let the compute stream wait; the host does not."""
+        torch.cuda.current_stream(self._device).wait_event(event)
+
     def _use_stream(self) -> AbstractContextManager[Any]:
-        return (
-            torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
-        )
+        """Return a context for copies. They begin after all kernels that were launched before.
+
+        These write the tensors that are sent, and have used the memory of those that return.
+        """
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self._stream)
