@@ -6,12 +6,13 @@ no recomputation, gradients accumulated over micro-batches. It saves and logs no
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,14 @@ from torch import Tensor
 from benchmarks.training.draw import draw_token_batches
 
 SPEC_NAME = FLAVOR = "benchmark"
+
+# Modules that torchtitan imports and this entrant does not use, with the names that it takes. Bare
+# machines lack tensorboard, pandas and pyarrow.
+UNUSED = {
+    "torch.utils.tensorboard": ("SummaryWriter",),
+    "datasets": ("Dataset", "load_dataset"),
+    "datasets.distributed": ("split_dataset_by_node",),
+}
 
 
 class Titan:
@@ -33,6 +42,7 @@ class Titan:
             MASTER_ADDR="localhost",
             MASTER_PORT=str(spec["port"]),
         )
+        replace_missing_modules()
         if not torch.cuda.is_available():
             _use_cpu()
         from torchtitan.protocols.train_spec import register_train_spec
@@ -65,6 +75,17 @@ class Titan:
         self.trainer.step += 1
         self.trainer.gc_handler.run(self.trainer.step)
         self.trainer.train_step(self.rows)
+
+
+def replace_missing_modules() -> None:
+    """Put empty modules in the place of unused ones that cannot be imported."""
+    for name, members in UNUSED.items():
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            module = ModuleType(name)
+            vars(module).update(dict.fromkeys(members))
+            sys.modules[name] = module
 
 
 def make_model_args(spec: Mapping[str, Any]) -> Any:

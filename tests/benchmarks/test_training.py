@@ -122,6 +122,21 @@ def test_goals_are_met_or_missed_by_the_better_of_two_strategies() -> None:
     assert found["MFU 50% at 8,192"] == "not measured"
 
 
+def test_unused_modules_of_torchtitan_may_be_missing() -> None:
+    """Its imports work on a machine without tensorboard and pandas, of which it uses nothing here."""
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['tensorboard', 'datasets'])\n"
+        "from benchmarks.training.titan import replace_missing_modules\n"
+        "replace_missing_modules()\n"
+        "from torch.utils.tensorboard import SummaryWriter\n"
+        "from datasets import Dataset, load_dataset\n"
+        "from datasets.distributed import split_dataset_by_node\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False)
+    assert done.returncode == 0
+
+
 def test_the_shape_of_torchtitan_is_ours() -> None:
     """Its parameters are those of our decoder, for the tiny and the full shape; it takes steps."""
     pytest.importorskip("torchtitan")
