@@ -107,6 +107,17 @@ def measure_masks(suite: Suite) -> None:
         suite.measure({name_ours(seq_len, "document masks"): spec})
 
 
+def measure_flex(suite: Suite) -> None:
+    """Measure flex attention in the whole model, within documents as in `measure_masks`."""
+    if not suite.size.compile:
+        return  # torch has no backward of it for CPUs
+    for length in (1, 0):
+        seq_len = suite.size.seq_lens[length]
+        settings = {"data": {"document_masks": True}, "precision": {"attention": "flex"}}
+        spec = suite.make_spec("ours", seq_len, settings=settings)
+        suite.measure({name_ours(seq_len, "document masks, flex"): spec})
+
+
 def _choose_layers(suite: Suite) -> dict[str, Any]:
     """Return the layers to convert to float8: no layer of the tiny model is large."""
     return {"float8_layers": "large" if suite.size.compile else "all"}
@@ -162,4 +173,5 @@ PARTS = (
     Part("masks", measure_masks, 1),
     Part("float8", measure_float8, 1),
     Part("strategies", measure_strategies, 1),
+    Part("flex", measure_flex, 1),
 )

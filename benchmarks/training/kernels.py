@@ -14,9 +14,8 @@ from torch.nn.attention import (
     restore_flash_attention_impl,
     sdpa_kernel,
 )
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from training.model.attention import AttentionMask, attend
+from training.model.attention import AttentionMask, attend, make_block_mask
 from training.model.loss import chunked_cross_entropy
 
 GIB = 2**30
@@ -206,20 +205,13 @@ def _make_flex(
     cu_seqlens: Tensor,
     differentiate: Callable[[Callable[[], Tensor]], None],
 ) -> Form:
-    """Return forward and backward of flex_attention, whose mask is made in each call."""
+    """Return forward and backward of flex attention, whose mask is made in each call."""
     num_rows, seq_len = query.shape[:2]
     tokens = torch.arange(num_rows * seq_len, device=query.device)
     documents = torch.bucketize(tokens, cu_seqlens, right=True).view(num_rows, seq_len)
-    compiled: Any = torch.compile(flex_attention)
-
-    def is_visible(row: Tensor, _head: Tensor, at: Tensor, other: Tensor) -> Tensor:
-        return (at >= other) & (documents[row, at] == documents[row, other])
 
     def run() -> None:
-        mask = create_block_mask(
-            is_visible, num_rows, None, seq_len, seq_len, device=query.device
-        )
-        heads = [each.transpose(1, 2) for each in (query, key, value)]
-        differentiate(lambda: compiled(*heads, block_mask=mask, enable_gqa=True))
+        mask = make_block_mask(documents)
+        differentiate(lambda: attend(query, key, value, mask))
 
     return run

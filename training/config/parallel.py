@@ -105,11 +105,11 @@ class PrecisionConfig(Section):
         description="Tokens whose logits exist at the same time. With a vocabulary of 128k they "
         "take 2 GB in fp32.",
     )
-    attention: Literal["auto", "flash", "flash3", "cudnn"] = Field(
+    attention: Literal["auto", "flash", "flash3", "cudnn", "flex"] = Field(
         default="auto",
         description="GPUs: kernel of attention. auto: torch's choice, and FlashAttention 2 with "
         "document masks. flash3: FlashAttention 3 (package flash_attn_interface) for both. cudnn: "
-        "without document masks.",
+        "without document masks. flex: flex attention, only with document masks.",
     )
     loss_kernel: Literal["auto", "eager", "compiled"] = Field(
         default="auto",

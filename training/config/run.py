@@ -122,6 +122,8 @@ class TrainConfig(Section):
             faults.append(f"precision.attention {kernel} needs precision.compute bf16")
         if kernel == "cudnn" and self.data.document_masks:
             faults.append("precision.attention cudnn needs data.document_masks false")
+        if kernel == "flex" and not self.data.document_masks:
+            faults.append("precision.attention flex needs data.document_masks true")
         return faults
 
     def _check_context(self) -> list[str]:

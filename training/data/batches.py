@@ -15,7 +15,13 @@ from loader.storage import ReadSettings
 from training.config import DataConfig, TrainConfig
 from training.data.synthetic import SyntheticRows
 from training.errors import IncompatibleConfig
-from training.model.attention import AttentionMask, make_document_mask
+from training.model.attention import (
+    AttentionMask,
+    MaskForm,
+    make_block_mask,
+    make_document_mask,
+    select_mask_form,
+)
 from training.model.loss import IGNORED_LABEL
 from training.parallel.distributed import RankContext
 
@@ -72,8 +78,15 @@ class StepBatches:
             s + skipped_steps.
     """
 
-    def __init__(self, source: RowSource, config: DataConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: RowSource,
+        config: DataConfig,
+        device: torch.device,
+        mask_form: MaskForm = "matrix",
+    ) -> None:
         self._source, self._config, self._device = source, config, device
+        self._mask_form: MaskForm = mask_form
         self.skipped_steps = 0
 
     def read_step(self, step: int) -> list[MicroBatch]:
@@ -126,7 +139,10 @@ class StepBatches:
             # would compile again for each number.
             maybe_mark_dynamic(tensors["cu_seqlens"], 0)
         elif "document_ids" in tensors:
-            mask = make_document_mask(tensors["document_ids"])
+            make_mask = (
+                make_block_mask if self._mask_form == "blocks" else make_document_mask
+            )
+            mask = make_mask(tensors["document_ids"])
         else:
             mask = AttentionMask()
         labels = tensors["labels"]
@@ -154,16 +170,17 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
             f"{rows_at_a_time} at a time; raise the one or lower the other"
         )
     documents = select_document_fields(config, context.device)
+    mask_form = select_mask_form(config.precision, context.device)
     if data.instructions is not None:
         from training.data.instructions import open_instructions
 
         rows, vocab_size = open_instructions(data, context, documents=documents)
-        return StepBatches(rows, data, context.device), vocab_size
+        return StepBatches(rows, data, context.device, mask_form), vocab_size
     if data.synthetic is not None:
         vocab_size = config.model.vocab_size
         assert vocab_size is not None  # checked with the config
         synthetic = SyntheticRows(data, vocab_size, context, documents)
-        return StepBatches(synthetic, data, context.device), vocab_size
+        return StepBatches(synthetic, data, context.device, mask_form), vocab_size
     loader = TokenLoader(
         _list_datasets(data),
         seq_len=data.seq_len,
@@ -178,20 +195,16 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
         device=context.device if context.device.type == "cuda" else None,
         settings=ReadSettings(on_corrupt=data.on_corrupt),
     )
-    return StepBatches(loader, data, context.device), loader.tokenizer.vocab_size
+    batches = StepBatches(loader, data, context.device, mask_form)
+    return batches, loader.tokenizer.vocab_size
 
 
 def select_document_fields(config: TrainConfig, device: torch.device) -> tuple[Any, ...]:
-    """Return the document fields that the loader must add to batches.
-
-    The variable-length flash kernel takes cu_seqlens, but only for bf16 on CUDA. Everywhere else
-    a boolean mask is made of document_ids.
-    """
+    """Return the document fields that the loader must add to batches."""
     if not config.data.document_masks:
         return ()
-    if device.type == "cuda" and config.precision.compute == "bf16":
-        return ("cu_seqlens",)
-    return ("document_ids",)
+    form = select_mask_form(config.precision, device)
+    return ("cu_seqlens",) if form == "cu_seqlens" else ("document_ids",)
 
 
 def _list_datasets(data: DataConfig) -> str | Mixture:

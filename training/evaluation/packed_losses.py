@@ -23,7 +23,13 @@ from torch._dynamo import maybe_mark_dynamic
 from torch.distributed.fsdp import FSDPModule
 
 from training.config import TrainConfig
-from training.model.attention import AttentionMask, make_document_mask
+from training.model.attention import (
+    AttentionMask,
+    MaskForm,
+    make_block_mask,
+    make_document_mask,
+    select_mask_form,
+)
 from training.model.loss import IGNORED_LABEL
 from training.parallel.distributed import RankContext
 
@@ -68,9 +74,7 @@ class PackedLosses:
         """
         self._context, self._seq_len = context, config.data.seq_len
         self._rows_per_batch = config.data.micro_batch_rows
-        self._uses_cu_seqlens = (
-            context.device.type == "cuda" and config.precision.compute == "bf16"
-        )
+        self._mask_form: MaskForm = select_mask_form(config.precision, context.device)
         self._read_piece, self._num_sums = read_piece, num_sums
         self._rows = pack_rows(num_labels, self._seq_len)
         self._batches: list[_Batch] | None = None
@@ -93,7 +97,7 @@ class PackedLosses:
             for batch in self._batches:
                 inputs = batch.input_ids.to(device, torch.int64)
                 labels = batch.labels.to(device, torch.int64)
-                mask = batch.make_mask(device, with_cu_seqlens=self._uses_cu_seqlens)
+                mask = batch.make_mask(device, self._mask_form)
                 _, losses_N = model(inputs, labels, mask)
                 # Kept on the device: reading them here would make the CPU wait in every batch.
                 losses_per_batch.append(losses_N)
@@ -198,10 +202,12 @@ class _Batch:
             start = slots.stop
         self.pieces[row, start:] = len(pieces)
 
-    def make_mask(self, device: torch.device, *, with_cu_seqlens: bool) -> AttentionMask:
-        """Return a mask that separates the pieces, for the flash kernel or as a matrix."""
-        if not with_cu_seqlens:
+    def make_mask(self, device: torch.device, form: MaskForm) -> AttentionMask:
+        """Return a mask that separates the pieces."""
+        if form == "matrix":
             return make_document_mask(self.pieces.to(device))
+        if form == "blocks":
+            return make_block_mask(self.pieces.to(device))
         begins = torch.ones_like(self.pieces, dtype=torch.bool)  # each row begins a piece
         begins[:, 1:] = self.pieces[:, 1:] != self.pieces[:, :-1]
         starts = begins.flatten().nonzero().flatten()

@@ -5,18 +5,28 @@ Shapes: B rows, T tokens, H query heads, K key/value heads, C head width, S docu
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree as pytree
 
+from training.config import PrecisionConfig
 from training.errors import IncompatibleConfig
+
+# How the kernel gets the documents; see AttentionMask.
+MaskForm = Literal["matrix", "cu_seqlens", "blocks"]
+
+# Tokens of a side of flex attention's blocks: the default of its create_block_mask.
+FLEX_BLOCK = 128
 
 # torch 2.11 has no such argument. Heads of keys and values are then repeated in memory.
 _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -24,17 +34,19 @@ _VARLEN_HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Limits attention to documents; with both fields None it is causal over the whole row.
+    """Limits attention to documents; with all fields None it is causal over the whole row.
 
     At most one field is set.
 
     Attributes:
         allowed: (B, 1, T, T) bool; true where the query token may attend to the key token.
         cu_seqlens: (S + 1,) int32; start of each document in the B concatenated rows, then B * T.
+        blocks: of flex attention: the blocks of tokens to compute, and which tokens are allowed.
     """
 
     allowed: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    blocks: BlockMask | None = None
 
 
 # torch.compile and fully_shard only find the tensors of registered containers.
@@ -59,11 +71,65 @@ def make_document_mask(document_ids_BT: Tensor) -> AttentionMask:
     return AttentionMask(allowed=(same_document & causal)[:, None])
 
 
+def make_block_mask(document_ids_BT: Tensor) -> AttentionMask:
+    """Return the same mask for flex attention, which leaves out blocks that nobody may see.
+
+    It takes (T / 128)**2 numbers per row. torch's create_block_mask gives the same, but computes
+    all T * T elements first.
+
+    Args:
+        document_ids_BT: integers that increase from document to document of a row.
+    """
+    seq_len = document_ids_BT.shape[1]
+    starts = torch.arange(0, seq_len, FLEX_BLOCK, device=document_ids_BT.device)
+    ends = (starts + FLEX_BLOCK).clamp(max=seq_len)
+    # (B, N) documents of the first and the last token of each block of a row
+    first, last = document_ids_BT[:, starts], document_ids_BT[:, ends - 1]
+    # (B, N, N) each, by blocks of queries and blocks of keys. Ids increase, so two blocks share a
+    # document if the key block's last one is not before the query block's first one.
+    shares_any = last[:, None, :] >= first[:, :, None]
+    shares_all = first[:, None, :] == last[:, :, None]
+    is_needed = shares_any & (starts <= starts[:, None])
+    is_whole_block = (ends - starts == FLEX_BLOCK)[:, None]
+    is_full = shares_all & (starts < starts[:, None]) & is_whole_block
+
+    def is_visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same_document = document_ids_BT[row, query] == document_ids_BT[row, key]
+        return (query >= key) & same_document
+
+    blocks = BlockMask.from_kv_blocks(
+        *_list_blocks(is_needed & ~is_full),
+        *_list_blocks(is_full),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=is_visible,
+        seq_lengths=(seq_len, seq_len),
+    )
+    return AttentionMask(blocks=blocks)
+
+
+def _list_blocks(is_listed_BNN: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of key blocks of each query block, and their numbers in front."""
+    # All heads have the same blocks.
+    is_listed = is_listed_BNN[:, None].int()
+    order = is_listed.argsort(dim=-1, descending=True, stable=True)
+    return is_listed.sum(-1, dtype=torch.int32), order.int()
+
+
+def select_mask_form(precision: PrecisionConfig, device: torch.device) -> MaskForm:
+    """Return the form of document masks for the kernel of a model.
+
+    The variable-length flash kernel takes cu_seqlens, but only for bf16 on CUDA.
+    """
+    if device.type != "cuda" or precision.compute != "bf16":
+        return "matrix"
+    return "blocks" if precision.attention == "flex" else "cu_seqlens"
+
+
 def select_kernel(name: str, device: torch.device) -> None:
     """Let this process use one kernel for attention, and no other.
 
     Args:
-        name: "flash", "flash3" or "cudnn"; "auto" leaves torch's choice.
+        name: "flash", "flash3", "cudnn" or "flex"; "auto" leaves torch's choice.
         device: of the model.
 
     Raises:
@@ -75,6 +141,8 @@ def select_kernel(name: str, device: torch.device) -> None:
         raise IncompatibleConfig(
             f"precision.attention is {name}, but the model is on the {device.type}; set it to auto"
         )
+    if name == "flex":
+        return  # the form of the masks selects it
     if name == "flash3":
         try:
             activate_flash_attention_impl("FA3")
@@ -100,6 +168,8 @@ def attend(
     query = query_BTHC.transpose(1, 2)
     key = key_BTKC.transpose(1, 2)
     value = value_BTKC.transpose(1, 2)
+    if mask.blocks is not None:
+        return _attend_blocks(query, key, value, mask.blocks).transpose(1, 2)
     attended = scaled_dot_product_attention(
         query,
         key,
@@ -110,6 +180,20 @@ def attend(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return attended.transpose(1, 2)
+
+
+def _attend_blocks(query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask) -> Tensor:
+    """Attend within documents with flex attention; (B, heads, T, C)."""
+    # Without a compiler it would compute all T * T scores. In a compiled block it is compiled too.
+    compute: Any = flex_attention if torch.compiler.is_compiling() else _compile_flex()
+    has_groups = query.shape[1] != key.shape[1]
+    return compute(query, key, value, block_mask=blocks, enable_gqa=has_groups)
+
+
+@functools.cache
+def _compile_flex() -> Callable[..., Any]:
+    """Return flex_attention, for which torch.compile makes a kernel."""
+    return torch.compile(flex_attention)
 
 
 def _attend_packed(

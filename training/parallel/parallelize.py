@@ -302,4 +302,5 @@ def _list_stored_operators() -> list[Any]:
     operators.append(torch.ops._c10d_functional.reduce_scatter_tensor.default)  # noqa: SLF001
     operators.append(torch.ops._c10d_functional.all_to_all_single.default)  # noqa: SLF001
     operators.append(torch.ops.torch_attn._varlen_attn.default)  # noqa: SLF001
+    operators.append(torch.ops.higher_order.flex_attention)
     return operators

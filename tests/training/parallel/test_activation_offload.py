@@ -1,7 +1,7 @@
 """Order and memory of the copies of offloaded activations, with two simulated CUDA streams.
 
 Operators run on the CPU at once. Beside that, each counts as launched to the current one of two
-streams that wait for each other only where they are told to. The CPU's allocator gives memory to
+streams that wait for each other only where the code says so. The CPU's allocator gives memory to
 the next tensor as soon as it is freed, as the CUDA allocator does within one stream.
 """
 
