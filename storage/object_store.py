@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import mmap
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -18,15 +17,13 @@ from storage.base import Buffer, Store
 from storage.client import (
     S3,
     check_installed,
-    connect,
     get_status,
-    is_temporary,
-    translate_errors,
 )
 from storage.errors import InvalidAddress, NotFound
 from storage.local import make_scratch_folder
-from storage.object_file import REQUEST_BYTES, ObjectFile, RangeDownload, check_complete
-from storage.retries import RequestCounters, RetryPolicy, requests
+from storage.object_file import ObjectFile, RangeDownload, check_complete
+from storage.object_requests import RequestSender
+from storage.retries import RequestCounters, requests
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 
 # A file up to this size is uploaded by one request: if the process dies, nothing is left
@@ -138,7 +135,7 @@ class ObjectStore(Store):
             check_complete(len(content), size)
             return content, result.meta["e_tag"] or ""
 
-        return self._request("get", name, get)
+        return self._requests.send("get", self.locate(name), get)
 
     def read_range(
         self, name: str, start: int, stop: int, version: str | None = None
@@ -150,9 +147,13 @@ class ObjectStore(Store):
         """
         if start == stop:
             return memoryview(b"")  # servers refuse an empty range
-        download = RangeDownload(self._key(name), start, stop, version, self._counters)
+        download = RangeDownload(
+            self._key(name), start, stop, version, self._requests.counters
+        )
         byte_range = f"{name}, bytes {start}..{stop - 1}"
-        return self._request("get", byte_range, download.receive, stop - start, download)
+        return self._requests.send(
+            "get", self.locate(byte_range), download.receive, stop - start, download
+        )
 
     def _read_tail(self, name: str, num_bytes: int) -> tuple[bytes, int, str | None]:
         """Return the last bytes, at most `num_bytes`, the size of the object, and its version."""
@@ -171,7 +172,7 @@ class ObjectStore(Store):
             check_complete(len(tail), min(num_bytes, size))
             return tail, size, _get_version(result.meta)
 
-        return self._request("get", name, get)
+        return self._requests.send("get", self.locate(name), get)
 
     def get_size(self, name: str) -> int:
         """Return the size of an object in bytes."""
@@ -204,8 +205,8 @@ class ObjectStore(Store):
     def _head(self, name: str) -> Mapping[str, Any]:
         import obstore
 
-        return self._request(
-            "head", name, lambda client: obstore.head(client, self._key(name))
+        return self._requests.send(
+            "head", self.locate(name), lambda client: obstore.head(client, self._key(name))
         )
 
     def list_names(self) -> list[str]:
@@ -221,9 +222,9 @@ class ObjectStore(Store):
     def _list(self) -> Mapping[str, Any]:
         import obstore
 
-        return self._request(
+        return self._requests.send(
             "list",
-            "",
+            str(self),
             lambda client: obstore.list_with_delimiter(client, self.prefix or None),
         )
 
@@ -242,9 +243,9 @@ class ObjectStore(Store):
         """Write a small object, or replace it, by one request."""
         import obstore
 
-        self._request(
+        self._requests.send(
             "put",
-            name,
+            self.locate(name),
             lambda client: obstore.put(
                 client, self._key(name), content, use_multipart=False
             ),
@@ -270,7 +271,7 @@ class ObjectStore(Store):
             return result["e_tag"] or ""
 
         # None: the condition failed, perhaps because of our own earlier attempt.
-        version = self._request("put", name, put)
+        version = self._requests.send("put", self.locate(name), put)
         if version is not None:
             return version
         # A repeated request can meet the object that its first attempt wrote.
@@ -294,7 +295,9 @@ class ObjectStore(Store):
         import obstore
 
         source, target = self._key(name), self._key(new_name)
-        self._request("put", name, lambda client: obstore.copy(client, source, target))
+        self._requests.send(
+            "put", self.locate(name), lambda client: obstore.copy(client, source, target)
+        )
         self.delete(name)
 
     def upload(self, file: Path, name: str) -> None:
@@ -315,9 +318,9 @@ class ObjectStore(Store):
         key = self._key(name)
         # Mapped, so that the content takes no memory of the process.
         with _map_view(file) as view:
-            self._request(
+            self._requests.send(
                 "put",
-                name,
+                self.locate(name),
                 lambda client: obstore.put(client, key, view, use_multipart=False),
                 num_bytes,
             )
@@ -337,11 +340,11 @@ class ObjectStore(Store):
             "chunk_size": PART_BYTES,
             "max_concurrency": 2,
         }
-        # The parts and the request that begins the upload; `_request` counts the one that ends it.
-        self._counters.add("put", num_parts + 1)
-        self._request(
+        # The parts and the request that begins the upload; `send` counts the one that ends it.
+        self._requests.counters.add("put", num_parts + 1)
+        self._requests.send(
             "put",
-            name,
+            self.locate(name),
             lambda client: obstore.put(client, key, file, **options),
             PART_BYTES,
             retries_parts=True,
@@ -359,8 +362,8 @@ class ObjectStore(Store):
         """Delete all objects below this folder."""
         import obstore
 
-        pages = self._request(
-            "list", "", lambda client: list(obstore.list(client, self.prefix))
+        pages = self._requests.send(
+            "list", str(self), lambda client: list(obstore.list(client, self.prefix))
         )
         keys: list[str] = []
         for page in pages:
@@ -374,83 +377,19 @@ class ObjectStore(Store):
     def _delete_keys(self, keys: list[str]) -> None:
         import obstore
 
-        self._request("delete", "", lambda client: obstore.delete(client, keys))
+        self._requests.send(
+            "delete", str(self), lambda client: obstore.delete(client, keys)
+        )
 
     # ---- requests ----
 
     @property
-    def _counters(self) -> RequestCounters:
-        return self.counters if self.counters is not None else requests
+    def _requests(self) -> RequestSender:
+        counters = self.counters if self.counters is not None else requests
+        return RequestSender(self.root, self.settings, counters)
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}".strip("/")
-
-    def _scale_timeout(self, num_bytes: int) -> float:
-        # Large transfers get proportionally more time.
-        return self.settings.request_timeout_s * max(
-            1, math.ceil(num_bytes / REQUEST_BYTES)
-        )
-
-    def _request(
-        self,
-        kind: str,
-        name: str,
-        send: Callable[[Any], T],
-        num_bytes: int = 0,
-        download: RangeDownload | None = None,
-        *,
-        retries_parts: bool = False,
-    ) -> T:
-        """Return `send(client)`; repeat it after temporary errors.
-
-        Args:
-            kind: Counted, and shown in errors.
-            name: Shown in errors.
-            send: Sends the request.
-            num_bytes: Bytes to transfer; the time limit depends on it.
-            download: Keeps the bytes of failed attempts.
-            retries_parts: Let obstore repeat the parts of an upload.
-        """
-        timeout_s = self._scale_timeout(num_bytes)
-
-        def attempt() -> T:
-            self._counters.add(kind)
-            client = connect(
-                self.root, self.settings, timeout_s, retries_parts=retries_parts
-            )
-            return send(client)
-
-        with translate_errors(f"{self.locate(name)} ({kind})"):
-            return self._repeat(attempt, download)
-
-    def _repeat(self, attempt: Callable[[], T], download: RangeDownload | None) -> T:
-        """Return `attempt()`; call it again after temporary errors."""
-        progress: dict[str, Any] = {}
-        if download is not None:
-            progress["progress"] = lambda: download.num_received
-            progress["progressed_at"] = lambda: download.received_at
-        return make_retry_policy(self.settings).call(
-            attempt,
-            is_temporary=is_temporary,
-            on_retry=lambda *_: self._counters.add("retries"),
-            **progress,
-        )
-
-
-def make_retry_policy(settings: StorageSettings) -> RetryPolicy:
-    """Return the retry policy of a store with these settings."""
-    stall_s = settings.stall_timeout_s
-    if stall_s is None:
-        limit = f"tried again for {settings.retry_timeout_s:g} s (storage.advanced.retry_timeout_s)"
-        if not settings.retry_timeout_s:
-            limit = "the request was sent once"
-        return RetryPolicy(timeout_s=settings.retry_timeout_s, timeout_text=limit)
-    return RetryPolicy(
-        timeout_s=stall_s,
-        longest_wait_s=min(5.0, stall_s / 10),
-        request_timeout_s=settings.connect_timeout_s + settings.byte_timeout_s,
-        timeout_text=f"no byte came for {stall_s:g} s (stall_timeout_s)",
-    )
 
 
 def _get_version(meta: Mapping[str, Any]) -> str | None:
