@@ -9,17 +9,8 @@ two documents. After a fault it continues at the next header that it can find.
     _skip_...        moves the position forward; returns what it skipped
     _read_...        consumes a record or a broken stretch and returns it
     _parse_header    returns the header at the position, without moving the position
-    _is_...          may extend the window, does not move the position
 
-A record of n content bytes ends after them if one of these follows:
-
-    two CRLF (ISO 28500:2017, section 4)
-    any newlines, then a version line, the end of a gzip member or the end of the file
-
-It does not end there if decompression fails after it and no version line comes before the failure:
-its bytes may be wrong then. Nor if a gzip member inside it begins with a version line. (Members
-that begin elsewhere inside a record are fine: some writers cut members by size.) In ARC files a
-header line replaces the version line, and one newline the two CRLF.
+`stages.warc.record_bounds` has the rules for the end of a record. Examples:
 
     "WARC/1.0\r\n...Content-Length: 5\r\n\r\n" "Hello" "\r\n\r\n" "WARC/1.0\r\n..."      Record
     "WARC/1.0\r\n...Content-Length: 3\r\n\r\n" "Hel" "lo\r\n\r\nWARC/1.0\r\n..."
@@ -35,28 +26,21 @@ FastWARC and warcio.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from stages.warc import arc
 from stages.warc.decompress import Fault
 from stages.warc.http import parse_fields
 from stages.warc.input_content import InputContent
+from stages.warc.record_bounds import ARC, NEWLINES, WARC, is_record_end
 from stages.warc.stream_window import StreamWindow
 
 _MAX_HEADER_BYTES = 64 << 10  # the standard sets no limit; FastWARC allows 32 KiB
-_MAX_NEWLINES = 64 << 10  # after a record: more newlines than this also prove its end
-_MAX_LOOKAHEAD_BYTES = (
-    1 << 20
-)  # read after a record to see whether its gzip member is intact
 _MAX_REWINDS = 16  # per file; each decompresses a gzip member once more
 _MIN_ITEM_BYTES = 1 << 20  # nothing smaller counts as a decompression bomb
 _HEADER_END = b"\r\n\r\n"
 _USUAL_VERSIONS = (b"WARC/1.0\r\n", b"WARC/1.1\r\n")
-_START_BYTES = 128  # the version line and the first field name are shorter
-_VERSION = re.compile(rb"WARC/\d{1,2}\.\d{1,3}[ \t]{0,8}(\r?\n)", re.IGNORECASE)
-_HEADER_START = re.compile(_VERSION.pattern + rb"[!-9;-~]{1,64}[ \t]{0,8}:", re.IGNORECASE)
-_NEWLINES = re.compile(rb"[\r\n]*")
 _SHOWN_BYTES = 32  # of bytes that belong to no record, in the quarantine list
 _LENGTH = re.compile(rb"\d{1,18}")
 _TYPES = frozenset(
@@ -90,22 +74,6 @@ class Broken(NamedTuple):
     cause: str  # one of stages.warc.causes.CAUSES
     detail: str
     skipped_bytes: int
-
-
-class _Framing(NamedTuple):
-    """How the records of a format are recognized."""
-
-    # at the first byte of a record; a header ends with group 1, twice
-    start: re.Pattern[bytes]
-    search: re.Pattern[bytes]  # finds the first byte of a record
-    start_bytes: int  # neither pattern matches more bytes
-    separator: bytes  # after every record
-    # returns the fields of a WARC header
-    parse_fields: Callable[[bytes], dict[bytes, bytes]]
-
-
-_WARC = _Framing(_VERSION, _HEADER_START, _START_BYTES, b"\r\n\r\n", parse_fields)
-_ARC = _Framing(arc.START, arc.SEARCH, arc.START_BYTES, arc.SEPARATOR, arc.to_warc_fields)
 
 
 class _Header(NamedTuple):
@@ -167,7 +135,7 @@ class RecordReader:
         self.window = StreamWindow.open(content, max_item_bytes=self._max_item_bytes)
         self.num_faults = 0
         self.window.read_until(arc.START_BYTES)
-        self._framing = _ARC if arc.is_arc(self.window.buffer) else _WARC
+        self._framing = ARC if arc.is_arc(self.window.buffer) else WARC
         self._content = content
         self._max_record_bytes = max_record_bytes
         self._max_faults = max_faults
@@ -202,7 +170,7 @@ class RecordReader:
         """
         window = self.window
         member = window.buffer
-        if window.position or not window.is_single_member or self._framing is not _WARC:
+        if window.position or not window.is_single_member or self._framing is not WARC:
             return None
         header_end = member.find(_HEADER_END, 0, _MAX_HEADER_BYTES)
         if header_end < 0 or not member.startswith(_USUAL_VERSIONS):
@@ -210,12 +178,12 @@ class RecordReader:
         fields = parse_fields(bytes(member[:header_end]))
         length = fields.get(b"content-length", b"")
         type_name = fields.get(b"warc-type", b"").decode("latin-1").lower()
-        start, end = header_end + len(_HEADER_END), len(member) - len(_WARC.separator)
+        start, end = header_end + len(_HEADER_END), len(member) - len(WARC.separator)
         is_sound = (
             type_name in _TYPES
             and _LENGTH.fullmatch(length)
             and int(length) == end - start <= self._max_record_bytes
-            and member.endswith(_WARC.separator)
+            and member.endswith(WARC.separator)
         )
         if not is_sound:
             return None
@@ -232,7 +200,7 @@ class RecordReader:
                 continue  # the last chunk of a member may be empty
             if window.buffer[window.position] not in b"\r\n":
                 return
-            newlines = _NEWLINES.match(window.buffer, window.position)
+            newlines = NEWLINES.match(window.buffer, window.position)
             assert newlines is not None
             window.advance(newlines.end() - window.position)
 
@@ -301,7 +269,7 @@ class RecordReader:
             num_bytes = len(window.buffer) - start
             detail = f"Content-Length is {header.length}, but only {num_bytes} bytes follow"
             return self._read_broken(header, "warc.truncated", detail)
-        if not self._is_end(head.end(), end):
+        if not is_record_end(window, self._framing, head.end(), end):
             detail = f"Content-Length is {header.length}, but no record ends there"
             return self._read_broken(header, "warc.content_length_wrong", detail)
         # Through a memoryview: a slice of a bytearray would make a second copy.
@@ -346,64 +314,6 @@ class RecordReader:
             cause, detail = search.fault.cause, search.fault.detail
         return Broken(offset, "broken", cause, detail, skipped_bytes + search.num_bytes)
 
-    def _is_end(self, start: int, end: int) -> bool:
-        """Return whether the bytes after buffer[:end] prove that a record ends there.
-
-        Args:
-            start: the record is known to reach this far (the start of its header fields).
-            end: the end that its Content-Length states.
-        """
-        window = self.window
-        separator = self._framing.separator
-        # Nearly all files have one member per record: nothing else needs a check then.
-        after_separator = end + len(separator)
-        if (
-            window.is_single_member
-            and window.buffer[end : after_separator + 1] == separator
-        ):
-            return True
-        for member in window.find_members(start, end - 1):
-            if self._framing.start.match(window.buffer, member):
-                return False
-        after = self._find_newlines_end(end)
-        if after == len(window.buffer) and window.ends_member:
-            return True
-        if window.read_until(after + 1):
-            window.read_until(after + self._framing.start_bytes)
-            if self._framing.start.match(window.buffer, after):
-                return True
-            if any(True for _ in window.find_members(end, after)):
-                return True
-            is_standard = window.buffer[end:after_separator] == separator
-            return is_standard and self._is_member_intact(end)
-        return window.fault is None or window.fault.is_verified
-
-    def _is_member_intact(self, index: int) -> bool:
-        """Return False if decompression fails soon after `index`, in the same gzip member.
-
-        A flipped bit may give wrong bytes long before decompression fails. They may also hide
-        the end of the deflate stream, so that garbage follows a record that seems complete.
-        """
-        window = self.window
-        limit = index + _MAX_LOOKAHEAD_BYTES
-        while not window.ends_member and len(window.buffer) < limit:
-            if any(True for _ in window.find_members(index, len(window.buffer))):
-                return True
-            if not window.read_more():
-                return window.fault is None or window.fault.is_verified
-        return True
-
-    def _find_newlines_end(self, start: int) -> int:
-        """Return the index after the newlines that begin at `start`."""
-        window = self.window
-        while True:
-            newlines = _NEWLINES.match(window.buffer, start, start + _MAX_NEWLINES)
-            assert newlines is not None
-            end = newlines.end()
-            is_complete = end < len(window.buffer) or end - start >= _MAX_NEWLINES
-            if is_complete or window.ends_member or not window.read_more():
-                return end
-
     def _read_broken(
         self, header: _Header, cause: str, detail: str, skipped_bytes: int = 0
     ) -> Broken:
@@ -428,7 +338,9 @@ class RecordReader:
         num_bytes = self._skip_content(header.length)
         skipped_bytes = header.num_bytes + num_bytes
         is_complete = num_bytes == header.length
-        if is_complete and self._is_end(window.position, window.position):
+        if is_complete and is_record_end(
+            window, self._framing, window.position, window.position
+        ):
             detail = (
                 f"Content-Length is {header.length}, the limit is {self._max_record_bytes}"
             )
