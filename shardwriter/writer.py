@@ -98,19 +98,7 @@ def write_shard(
     _check_sample_sizes(shard, tokenizer, doc_starts[first_docs])
     _check_tokens(shard, tokenizer, documents, doc_starts)
     tar_file, index_file = HashedFile(tar), HashedFile(index)
-    sample_offsets, sample_crcs = _write_samples(
-        tar_file, shard, tokenizer, documents, doc_starts, first_docs
-    )
-    shard_index = ShardIndex(
-        shard=shard,
-        shard_bytes=tar_file.num_bytes,
-        token_dtype=tokenizer.token_dtype,
-        sample_offsets=sample_offsets,
-        sample_starts=doc_starts[first_docs],
-        doc_starts=doc_starts,
-        doc_ids=documents.doc_ids,
-        sample_crcs=sample_crcs,
-    )
+    shard_index = _write_tar(tar_file, shard, tokenizer, documents, doc_starts, first_docs)
     index_file.write(shard_index.to_bytes())
     return _make_entry(shard_index, tar_file, index_file, documents)
 
@@ -207,16 +195,40 @@ def _check_tokens(
         )
 
 
-def _write_samples(
+def _write_tar(
     tar: HashedFile,
     shard: int,
     tokenizer: TokenizerEntry,
     documents: Documents,
     doc_starts: NDArray[np.int64],
     first_docs: NDArray[np.int64],
+) -> ShardIndex:
+    """Write the whole tar, and return its index."""
+    offsets, crcs = _write_samples(
+        tar, shard, tokenizer.token_dtype, documents, doc_starts, first_docs
+    )
+    write_end_of_archive(tar)
+    return ShardIndex(
+        shard=shard,
+        shard_bytes=tar.num_bytes,
+        token_dtype=tokenizer.token_dtype,
+        sample_offsets=offsets,
+        sample_starts=doc_starts[first_docs],
+        doc_starts=doc_starts,
+        doc_ids=documents.doc_ids,
+        sample_crcs=crcs,
+    )
+
+
+def _write_samples(
+    tar: HashedFile,
+    shard: int,
+    dtype: np.dtype[Any],
+    documents: Documents,
+    doc_starts: NDArray[np.int64],
+    first_docs: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Write the whole tar; return the (S,) offsets and the (S,) CRC-32 of the raw tokens."""
-    dtype = tokenizer.token_dtype
+    """Write all samples; return the (S,) offsets and the (S,) CRC-32 of the raw tokens."""
     num_samples = len(first_docs) - 1
     offsets, crcs = np.zeros(num_samples, np.int64), np.zeros(num_samples, np.uint32)
     for sample, (first, stop) in enumerate(pairwise(first_docs.tolist())):
@@ -236,7 +248,6 @@ def _write_samples(
         crcs[sample] = zlib.crc32(tokens)
         tokens_header = npy_header(dtype, stop_token - first_token)
         write_member(tar, f"{key}.{TOKENS_MEMBER}", tokens_header, tokens)
-    write_end_of_archive(tar)
     return offsets, crcs
 
 

@@ -104,21 +104,16 @@ def cut_words(
     new_offsets, num_cut = np.zeros_like(offsets), np.zeros(len(offsets) - 1, np.int64)
     num_bytes = 0
     for t in range(len(offsets) - 1):
-        i, last_end, found = offsets[t], np.int64(0), 0
-        if starts[t] < starts[t + 1]:  # most texts have no range
-            found = _split_words(utf8, i, offsets[t + 1], table, bounds, words)
-        for k in range(starts[t], starts[t + 1] - 1, 2):
-            first, end = np.int64(ranges[k]), np.int64(ranges[k + 1])
-            if not last_end <= first < end <= found:
-                return new_utf8, new_offsets, num_cut, np.empty(0, np.uint64), t
-            num_bytes = _copy(utf8, i, bounds[first, 0], new_utf8, num_bytes)
-            i, last_end = bounds[end - 1, 1], end
-            num_bytes = _copy_line_feeds(utf8, bounds[first, 0], i, new_utf8, num_bytes)
-            i, num_bytes = _join(
-                utf8, i, offsets[t + 1], new_utf8, new_offsets[t], num_bytes
-            )
-            num_cut[t] += end - first
-        num_bytes = _copy(utf8, i, offsets[t + 1], new_utf8, num_bytes)
+        text = utf8[offsets[t] : offsets[t + 1]]
+        text_ranges = ranges[starts[t] : starts[t + 1]]
+        found = 0
+        if len(text_ranges):  # most texts have no range
+            found = _split_words(text, 0, len(text), table, bounds, words)
+        new_text = new_utf8[num_bytes:]
+        size, num_cut[t] = _cut_text(text, text_ranges, bounds[:found], new_text)
+        if size < 0:
+            return new_utf8, new_offsets, num_cut, np.empty(0, np.uint64), t
+        num_bytes += size
         new_offsets[t + 1] = num_bytes
     emptied = _list_emptied(utf8, offsets, new_utf8, new_offsets, num_cut)
     return new_utf8[:num_bytes], new_offsets, num_cut, emptied, -1
@@ -277,6 +272,37 @@ def _mix(x: np.uint64) -> np.uint64:
 
 
 @njit(nogil=True)
+def _cut_text(
+    text: NDArray[np.uint8],
+    ranges: NDArray[np.uint32],
+    bounds: NDArray[np.int64],
+    new_text: NDArray[np.uint8],
+) -> tuple[int, int]:
+    """Write a text without its ranges of words.
+
+    Args:
+        text: UTF-8.
+        ranges: first word, end, first word, end ...; increasing.
+        bounds: (num_words, 2) start and end of each word in `text`.
+        new_text: receives the bytes.
+
+    Returns:
+        The number of bytes, or -1 if the ranges are wrong, and the number of words that were cut.
+    """
+    i, last_end, size, num_cut = 0, 0, 0, 0
+    for k in range(0, len(ranges) - 1, 2):
+        first, end = np.int64(ranges[k]), np.int64(ranges[k + 1])
+        if not last_end <= first < end <= len(bounds):
+            return -1, num_cut
+        size = _copy(text, i, bounds[first, 0], new_text, size)
+        i, last_end = bounds[end - 1, 1], end
+        size = _copy_line_feeds(text, bounds[first, 0], i, new_text, size)
+        i, size = _join(text, i, new_text, size)
+        num_cut += end - first
+    return _copy(text, i, len(text), new_text, size), num_cut
+
+
+@njit(nogil=True)
 def _copy(
     utf8: NDArray[np.uint8], start: int, end: int, new_utf8: NDArray[np.uint8], at: int
 ) -> int:
@@ -299,25 +325,20 @@ def _copy_line_feeds(
 
 @njit(nogil=True)
 def _join(
-    utf8: NDArray[np.uint8],
-    i: int,
-    end: int,
-    new_utf8: NDArray[np.uint8],
-    new_start: int,
-    at: int,
+    text: NDArray[np.uint8], i: int, new_text: NDArray[np.uint8], at: int
 ) -> tuple[int, int]:
     """Leave one blank where a span was cut, and none at the start of a line.
 
     Returns:
         The next byte to copy, and the new end of the written bytes.
     """
-    at_space = at == new_start or new_utf8[at - 1] in (_BLANK, _LINE_FEED)
-    if i == end:
+    at_space = at == 0 or new_text[at - 1] in (_BLANK, _LINE_FEED)
+    if i == len(text):
         return i, at
-    if at_space and utf8[i] == _BLANK:
+    if at_space and text[i] == _BLANK:
         return i + 1, at
-    if not at_space and utf8[i] not in (_BLANK, _LINE_FEED):
-        new_utf8[at] = _BLANK  # the span had at least one byte
+    if not at_space and text[i] not in (_BLANK, _LINE_FEED):
+        new_text[at] = _BLANK  # the span had at least one byte
         return i, at + 1
     return i, at
 

@@ -290,10 +290,7 @@ def normalize_text(
                 run_size = 0
                 if size == UNSUPPORTED:
                     return UNSUPPORTED
-            if action != _SPACE:
-                size = _write_packed(out, size, action)
-            elif not after_space:
-                size = _write_sign(out, size)
+            size = _write_action(out, size, action, after_space)
             after_space = action == _SPACE
         i += width
     if run_size:
@@ -355,6 +352,16 @@ def _contains(values: NDArray[np.int64], wanted: np.int64) -> bool:
         if value == wanted:
             return True
     return False
+
+
+@njit(nogil=True)
+def _write_action(
+    out: NDArray[np.uint8], size: int, action: np.uint32, after_space: bool
+) -> int:
+    """Write a replacement, but no space after a space. Return the size after it."""
+    if action != _SPACE:
+        return _write_packed(out, size, action)
+    return size if after_space else _write_sign(out, size)
 
 
 @njit(nogil=True)
