@@ -37,6 +37,7 @@ from pipeline.terminal import (
     set_up_process,
     with_output_options,
 )
+from terminal_output import format_count
 
 if TYPE_CHECKING:
     from pipeline.capacity.calibration import Calibration
@@ -276,7 +277,7 @@ class _Outcome:
     def describe(self) -> str:
         """Return what was done, where the dataset is, and the commands to look at it."""
         num = self.num_tasks
-        done = f"{num} tasks done" if num else "nothing was left to do"
+        done = f"{format_count(num, 'task')} done" if num else "nothing was left to do"
         done = f"{done}, in {self.seconds:.1f} s"
         if self.dataset is None:
             return f"{done}. The dataset is empty: no document was kept"
@@ -411,7 +412,8 @@ def sample_crawl(
         fail(f"--format is {format!r}, expected wet or warc", WRONG_USAGE)
     crawl = generate(out, num_documents=documents, seed=seed, format=format)
     message = (
-        f"{documents:,} pages in {len(crawl.files)} files under {out}; "
+        f"{format_count(documents, 'page')} in {format_count(len(crawl.files), 'file')} "
+        f"under {out}; "
         f"the expected decisions are in {crawl.truth}"
     )
     files = [str(file) for file in crawl.files]

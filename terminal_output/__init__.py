@@ -5,7 +5,8 @@ clears the screen or changes the clipboard. The commands therefore escape all of
 one place, at the streams of the process.
 """
 
+from terminal_output.counts import format_count
 from terminal_output.escape import escape
 from terminal_output.streams import escape_output
 
-__all__ = ["escape", "escape_output"]
+__all__ = ["escape", "escape_output", "format_count"]

@@ -7,6 +7,7 @@ import json
 from rich.table import Table
 
 from pipeline.capacity.model import OBJECT_STORE_MB, PhaseEstimate, RunEstimate
+from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
 COLUMNS = (
@@ -42,9 +43,11 @@ def to_json(found: RunEstimate) -> str:
 def _describe_input(found: RunEstimate) -> str:
     cluster, amounts = found.cluster, found.amounts
     return (
-        f"{found.num_files:,} files in {found.num_splits:,} input splits: "
-        f"{_format_bytes(amounts['input'])}, {amounts['documents']:,.0f} documents, "
-        f"{_format_bytes(amounts['text'])} of text; on {cluster.nodes:,} x {cluster.cores} cores, "
+        f"{format_count(found.num_files, 'file')} in "
+        f"{format_count(found.num_splits, 'input split')}: "
+        f"{_format_bytes(amounts['input'])}, {format_count(round(amounts['documents']), 'document')}, "
+        f"{_format_bytes(amounts['text'])} of text; on {cluster.nodes:,} x "
+        f"{format_count(cluster.cores, 'core')}, "
         f"{cluster.memory_gb:,.0f} GB"
     )
 

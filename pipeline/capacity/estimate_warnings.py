@@ -10,6 +10,7 @@ from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import MAX_SPLITS
 from pipeline.runs.hash_partitions import MAX_PARTITIONS
+from terminal_output import format_count
 
 # Warn above this share of a phase's core-hours that is unused while its last tasks end.
 MAX_IDLE_SHARE = 0.2
@@ -71,8 +72,8 @@ def _check_idle_cores(phase: PhaseEstimate, total_hours: float) -> Iterator[str]
     if not phase.slots or phase.idle_share <= MAX_IDLE_SHARE or not is_relevant:
         return
     message = (
-        f"{phase.name}: {phase.num_tasks:,} tasks on {phase.slots:,} slots leave "
-        f"{phase.idle_share:.0%} of its core-hours idle"
+        f"{phase.name}: {format_count(phase.num_tasks, 'task')} on "
+        f"{format_count(phase.slots, 'slot')}: {phase.idle_share:.0%} of its core-hours are idle"
     )
     if phase.num_tasks <= phase.slots:
         yield f"{message}; fewer cores are as fast"
@@ -86,8 +87,8 @@ def _check_cores_per_machine(model: CostModel) -> Iterator[str]:
     num_tasks = int(machine_mb / memory_mb)
     if num_tasks < cluster.cores:
         yield (
-            f"engine.memory_mb {memory_mb:,} allows {num_tasks} tasks on a machine of "
-            f"{cluster.cores} cores, the other cores idle; "
+            f"engine.memory_mb {memory_mb:,} allows {format_count(num_tasks, 'task')} on a "
+            f"machine of {format_count(cluster.cores, 'core')}, the other cores are idle; "
             f"{int(machine_mb / cluster.cores):,} would use all"
         )
 

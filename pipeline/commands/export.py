@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pipeline.terminal import RunAddress, answer, console
+from terminal_output import format_count
 
 
 class ExportFormat(Enum):
@@ -45,8 +46,9 @@ def export(
     def show() -> None:
         for name, num_docs in exported.files.items():
             console.print(f"{num_docs:>10,}  {exported.address}/{name}")
-        total = f"{sum(exported.files.values()):,} documents"
-        console.print(f"{total} in {len(exported.files):,} files: {exported.address}")
+        total = format_count(sum(exported.files.values()), "document")
+        files = format_count(len(exported.files), "file")
+        console.print(f"{total} in {files}: {exported.address}")
 
     value = {"address": str(exported.address), "files": dict(exported.files)}
     answer(json.dumps(value, indent=1), show)

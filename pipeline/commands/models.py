@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.terminal import answer, console, with_output_options
+from terminal_output import format_count
 
 models_app = typer.Typer(
     help="List and fetch models and texts, and train your own.", no_args_is_help=True
@@ -149,9 +150,9 @@ def _print_reference(record: Mapping[str, Any], out: Path, *, has_crawl: bool) -
     """Print the figures of a classifier."""
     if on_crawl := record.get("crawl"):
         console.print(
-            f"{out}: on {on_crawl['num_held_out_pages']} pages of "
-            f"{on_crawl['num_held_out_domains']} held-out domains, main content against the rest "
-            f"of their text: {_format_figures(on_crawl)}"
+            f"{out}: on {format_count(on_crawl['num_held_out_pages'], 'page')} of "
+            f"{format_count(on_crawl['num_held_out_domains'], 'held-out domain')}, "
+            f"main content against the rest of their text: {_format_figures(on_crawl)}"
         )
     console.print(
         f"{out}: on held-out texts of the training sources: {_format_figures(record)}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.terminal import WRONG_USAGE, RunAddress, answer, console, fail
+from terminal_output import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,8 +92,9 @@ def _rewrite(run: str) -> Rewritten:
 
 def _describe_rewritten(rewritten: Rewritten) -> str:
     return (
-        f"{len(rewritten.shards):,} shards and {rewritten.num_files:,} other files of the run "
-        f"were rewritten without the tokens, texts and URLs of retracted documents"
+        f"rewritten without the tokens, texts and URLs of retracted documents: "
+        f"{format_count(len(rewritten.shards), 'shard')} and "
+        f"{format_count(rewritten.num_files, 'other file')} of the run"
     )
 
 
@@ -113,7 +115,9 @@ def _to_json(result: Retraction) -> dict[str, Any]:
 
 
 def _format_result(result: Retraction, run: str, is_dry_run: bool) -> list[str]:
-    lines = [f"{result.found.named.num_rows:,} documents of {run} match the request"]
+    lines = [
+        f"the request names {format_count(result.found.named.num_rows, 'document')} of {run}"
+    ]
     for decision, num_docs in sorted(result.count_decisions().items()):
         lines.append(f"{num_docs:>12,}  {decision}")
     lines += _list_some(
@@ -137,8 +141,8 @@ def _format_result(result: Retraction, run: str, is_dry_run: bool) -> list[str]:
         )
     else:
         lines.append(
-            f"{result.num_docs:,} documents with {result.num_tokens:,} tokens are retracted now; "
-            f"the loader masks them"
+            f"retracted: {format_count(result.num_docs, 'document')} with "
+            f"{format_count(result.num_tokens, 'token')}, which the loader masks"
         )
         lines.append(f"digest before {result.digest_before}")
         lines.append(f"digest after  {result.digest_after}")

@@ -19,6 +19,7 @@ from pipeline.terminal import (
     fail,
     with_output_options,
 )
+from terminal_output import format_count
 
 if TYPE_CHECKING:
     from pipeline.reporting.diff import RunDiff
@@ -285,7 +286,9 @@ def browse(
     from pipeline.runs.run_folder import RunFolder
 
     with build_index(RunFolder.open(run)) as index:
-        console.print(f"{index.num_docs:,} documents of {run}; Ctrl-C ends the server.")
+        console.print(
+            f"{format_count(index.num_docs, 'document')} of {run}; Ctrl-C ends the server."
+        )
 
         def announce(address: str) -> None:
             value = json.dumps({"address": address, "num_docs": index.num_docs})

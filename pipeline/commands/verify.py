@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.terminal import FAILED, WRONG_USAGE, answer, console, fail
+from terminal_output import format_count
 
 if TYPE_CHECKING:
     from pipeline.reporting.verify_run import RunDamage
@@ -59,7 +60,7 @@ def verify(
     if run is not None and damaged:
         _note_damage(run, damaged)
     if not is_intact:
-        fail(f"{dataset}: {len(lines)} faults; see the lines above", FAILED)
+        fail(f"{dataset}: {format_count(len(lines), 'fault')}; see the lines above", FAILED)
 
 
 def _find_faults(
@@ -111,14 +112,16 @@ def _check_samples(folder: Store) -> list[str]:
     num_samples = _count_samples(folder, [shard.file for shard in manifest.shards])
     if num_samples != manifest.totals.num_samples:
         message = (
-            f"{folder}: webdataset reads {num_samples:,} samples, "
+            f"{folder}: webdataset reads {format_count(num_samples, 'sample')}, "
             f"the manifest has {manifest.totals.num_samples:,}"
         )
         fail(message, FAILED)
+    samples = format_count(num_samples, "sample")
+    shards = format_count(len(manifest.shards), "shard")
     return [
         f"{folder}: every shard, index and count is as the manifest says",
         *_describe_retractions(folder),
-        f"webdataset reads {num_samples:,} samples from {len(manifest.shards)} shards",
+        f"webdataset reads {samples} from {shards}",
     ]
 
 
@@ -129,14 +132,10 @@ def _describe_retractions(folder: Store) -> list[str]:
     entries = read_log(folder).entries
     if not entries:
         return []
-    num_docs = sum(entry.num_docs for entry in entries)
-    num_tokens = sum(entry.num_tokens for entry in entries)
-    requests = "1 request" if len(entries) == 1 else f"{len(entries):,} requests"
-    line = (
-        f"{num_docs:,} documents with {num_tokens:,} tokens are retracted by {requests}; "
-        f"the loader masks each of their tokens"
-    )
-    return [line]
+    documents = format_count(sum(entry.num_docs for entry in entries), "document")
+    tokens = format_count(sum(entry.num_tokens for entry in entries), "token")
+    requests = format_count(len(entries), "request")
+    return [f"{requests} retracted {documents} with {tokens}, which the loader masks"]
 
 
 def _count_samples(folder: Store, shards: list[str]) -> int:

@@ -18,6 +18,7 @@ from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import DROPPED, Counters, DocumentCountError, Outcome, Stage
+from terminal_output import format_count
 
 # A document on which a stage raises is dropped as `<stage>.error_<kind>`. The first
 # matching class counts.
@@ -293,7 +294,7 @@ def check_attempts(max_attempts: int, attempt: int) -> None:
     """Raise `TaskFailed` if a task is tried once too often: each earlier attempt killed its process."""
     if attempt > max_attempts:
         raise TaskFailed(
-            f"the process that ran this task died {attempt - 1} times: "
+            f"the process that ran this task died {format_count(attempt - 1, 'time')}: "
             f"a document or a model crashes it, or memory runs out (then lower engine.workers)"
         )
 

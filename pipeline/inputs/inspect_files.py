@@ -25,6 +25,7 @@ from pipeline.planning.input_files import find_remote, is_address, walk_files
 from stages.settings.warc import TextColumns
 from storage import StorageSettings, open_store
 from storage.settings import DEFAULT_SETTINGS
+from terminal_output import format_count
 
 # Of more files, this number is read, evenly over the list; the rest must be like them.
 MAX_READ = 1000
@@ -66,11 +67,11 @@ class Inspection:
         """Number, kinds, compression and size of the files."""
         kinds = " and ".join(sorted({str(file.kind) for file in self.accepted}))
         compressions = ", ".join(sorted({file.compression for file in self.accepted}))
-        files = "file" if self.num_files == 1 else "files"
+        files = format_count(self.num_files, f"{kinds} file")
         mean_bytes = sum(file.num_bytes for file in self.accepted) / len(self.accepted)
         size = format_bytes(mean_bytes * self.num_files)
         packing = "uncompressed" if compressions == "none" else compressions
-        return f"{self.num_files:,} {kinds} {files} ({packing}), {size}"
+        return f"{files} ({packing}), {size}"
 
 
 def inspect_files(

@@ -38,6 +38,7 @@ from pipeline.models.kenlm_build import (
 from pipeline.runs.done_records import to_json
 from stages.filters import language_model
 from storage.local import put_file
+from terminal_output import format_count
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ class _Corpus:
     def require_enough(self, language: str) -> None:
         if self.num_held_out_docs < MIN_HELD_OUT_DOCS or not self.num_train_docs:
             raise TrainingFailed(
-                f"train lm {language}: {self.num_train_docs} documents to train on, "
+                f"train lm {language}: {format_count(self.num_train_docs, 'document')} to train on, "
                 f"{self.num_held_out_docs} held out; wanted {MIN_HELD_OUT_DOCS} and more held "
                 "out: give more text"
             )

@@ -34,6 +34,7 @@ from pipeline.planning.input_files import (
 )
 from pipeline.runs.done_records import to_json
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
+from terminal_output import format_count
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[In
         last = max(config.first, end - 1)
         fault = (
             f"input.common_crawl: files {config.first} to {last} are requested; "
-            f"{config.crawl} lists {len(names)} files, from 0"
+            f"{config.crawl} lists {format_count(len(names), 'file')}, from 0"
         )
         raise ConfigError([fault])
     return [identify_remote(base + name, name) for name in names[config.first : end]]

@@ -15,6 +15,7 @@ from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.tables import make_table
 from stages.filters.language import HIGHEST_MIN_SCORE, LOWEST_MIN_SCORE
 from stages.filters.quality.rules import RULES, describe_exemptions
+from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
 UNKNOWN_CUTS = "percentiles will find the score"
@@ -34,7 +35,7 @@ def print_plan(plan: RunPlan, console: SafeConsole) -> None:
         fingerprint = plan.phase(phase.name).fingerprint or "—"
         tasks = phase.task_kind
         if _has_task_per_split(phase):
-            tasks = f"{len(plan.splits):,} splits"
+            tasks = format_count(len(plan.splits), "split")
         rows.append(
             (phase.name, stages, fingerprint, tasks, _describe_progress(plan, phase))
         )

@@ -16,6 +16,7 @@ from pipeline.execution.engine import (
     TaskFinished,
 )
 from pipeline.reporting.rates import format_duration, format_rate
+from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
 # Without a terminal: seconds until the first line of a phase. The pauses between later lines
@@ -181,7 +182,9 @@ class RunProgress:
         self._bar = self._bars.add_task(event.phase, total=1.0, tasks="", rate="", left="")
         self._update(self._phase)
         resumed = f", {event.num_done} done before" if event.num_done else ""
-        self._print_plain(f"{event.phase}: {event.num_tasks} tasks{resumed}")
+        self._print_plain(
+            f"{event.phase}: {format_count(event.num_tasks, 'task')}{resumed}"
+        )
 
     def _finish_task(self, event: TaskFinished) -> None:
         assert self._phase is not None

@@ -7,6 +7,7 @@ from pipeline.retraction.records import read_records
 from pipeline.runs.run_folder import RunFolder
 from shardwriter.format import RETRACTIONS_FILE
 from shardwriter.verification.findings import Finding
+from terminal_output import format_count
 
 _REMEDY = "run the config of this run again: it applies all requests"
 
@@ -30,8 +31,7 @@ def find_unretracted(run: RunFolder) -> list[Finding]:
     for record in records:
         left = find_tombstones(run, manifest, log, record)
         if len(left) or record.sha256 not in applied:
-            found = (
-                f"request {record.number} with {len(left)} documents that are not masked"
-            )
+            documents = format_count(len(left), "document")
+            found = f"request {record.number}, of which {documents} not masked"
             findings.append(Finding(RETRACTIONS_FILE, found, "none", _REMEDY))
     return findings

@@ -117,7 +117,7 @@ def test_explain_shows_kept_and_dropped_documents(reference_run: Path) -> None:
     kept = next(row for row in rows if row["decision"] == "kept")
     code, trace = command("explain", reference_run, kept["url"])
     assert code == 0
-    assert re.search(r"paragraph_dedup +\d+ paragraphs removed, \d+ left", trace)
+    assert re.search(r"paragraph_dedup +\d+ paragraphs? removed, \d+ left", trace)
     assert "language_score" in trace
     assert re.search(r"write_shards +shard-\d+\.tar, document \d+", trace)
     dropped = next(row for row in rows if row["decision"].startswith("perplexity."))

@@ -12,6 +12,7 @@ import pytest
 from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder
+from terminal_output import format_count
 from tests.e2e.conftest import Chain
 
 pytestmark = pytest.mark.models
@@ -47,10 +48,6 @@ def test_removed_lines_are_counted_and_shown(chain: Chain, reference_run: Path) 
         .to_pylist()[0]
     )
     (trace,) = explain(RunFolder.open(run_dir), str(shorter["doc_id"]))
-    count = len(shorter["lines_removed"])
-    assert any(
-        line.startswith(
-            f"lines            {count} lines removed, {shorter['num_lines']} left"
-        )
-        for line in format_trace(trace)
-    )
+    removed = format_count(len(shorter["lines_removed"]), "line")
+    start = f"lines            {removed} removed, {shorter['num_lines']} left"
+    assert any(line.startswith(start) for line in format_trace(trace))

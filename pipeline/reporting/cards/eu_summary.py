@@ -16,6 +16,7 @@ from pipeline.reporting.cards.markdown import escape_text, make_table
 from pipeline.reporting.kept_documents import KeptDocuments
 from pipeline.reporting.report import Report, make_report
 from pipeline.runs.run_folder import RunFolder
+from terminal_output import format_count
 
 TO_BE_FILLED_IN = "**To be filled in.**"
 
@@ -217,7 +218,8 @@ def _list_opt_outs(config: RunConfig, num_retracted: int) -> Iterator[str]:
         yield "No list of URLs or domains was excluded when the pages were read."
     else:
         yield "Pages whose addresses match the lists and words of `extract.url` were excluded."
-    yield f"{num_retracted:,} documents were left out on request after they were read."
+    documents = format_count(num_retracted, "document")
+    yield f"Left out on request after they were read: {documents}."
     yield (
         "Opt-outs in HTTP headers, in HTML or in other protocols were not evaluated: "
         f"{TO_BE_FILLED_IN}"

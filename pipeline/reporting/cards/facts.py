@@ -13,6 +13,7 @@ from pipeline.config import RunConfig
 from pipeline.models.registry import REGISTRY
 from pipeline.phases import registry
 from pipeline.reporting.kept_documents import KeptDocuments
+from terminal_output import format_count
 
 # Rows of domains that are held before equal ones are added up.
 MAX_ROWS_HELD = 2**22
@@ -151,9 +152,10 @@ def describe_source(config: RunConfig) -> str:
     source = config.input
     if source.common_crawl is not None:
         crawl = source.common_crawl
-        count = "all" if crawl.count is None else f"{crawl.count:,}"
+        kind = f"{crawl.format.upper()} file"
+        files = f"all {kind}s" if crawl.count is None else format_count(crawl.count, kind)
         return (
-            f"Common Crawl's snapshot {crawl.crawl}: {count} {crawl.format.upper()} files, "
+            f"Common Crawl's snapshot {crawl.crawl}: {files}, "
             f"from number {crawl.first:,}, read from {crawl.base_url}."
         )
     if source.sample_crawl is not None:

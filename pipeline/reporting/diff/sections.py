@@ -19,6 +19,7 @@ from pipeline.reporting.report.bars import Section
 from pipeline.reporting.report.document_sections import fold, make_legend, make_table
 from pipeline.reporting.report.elements import element
 from pipeline.reporting.report.histogram import draw_histogram
+from terminal_output import format_count
 
 NUMBERS = ("documents", "before", "after", "change", "tokens", "moved")
 
@@ -51,7 +52,7 @@ def _show_transitions(found: RunDiff) -> Iterator[ET.Element]:
     if not found.transitions:
         yield element("p", {}, "No document has another decision.")
         return
-    total = f"{found.num_changed:,} documents; {found.num_unchanged:,} have the same one."
+    total = f"{format_count(found.num_changed, 'document')}; unchanged: {found.num_unchanged:,}."
     yield element("p", {}, total)
     rows = [(t.before, t.after, f"{t.num_docs:,}") for t in found.transitions]
     yield make_table(("from", "to", "documents"), rows, NUMBERS)

@@ -9,6 +9,7 @@ from pipeline.reporting.diff.comparison import Example, RunDiff
 from pipeline.reporting.explain.text import format_values
 from pipeline.reporting.preview.comparison import Amount
 from pipeline.reporting.tables import make_table
+from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
 # Rows of each table; `--json` has all of them.
@@ -27,7 +28,7 @@ def print_diff(found: RunDiff, console: SafeConsole) -> None:
         console.print("No document has another decision.")
         return
     rows = [(t.before, t.after, f"{t.num_docs:,}") for t in found.transitions[:NUM_ROWS]]
-    title = f"{found.num_changed:,} documents with another decision"
+    title = f"{format_count(found.num_changed, 'document')} with another decision"
     console.print(make_table(title, ("from", "to", "documents"), rows))
     columns = ("language", "before", "after", "change", "tokens")
     console.print(make_table("Kept, by language", columns, list_language_rows(found)))

@@ -28,6 +28,7 @@ from pipeline.reporting.explain.trace import (
 from stages.filters.lines import Lines
 from stages.filters.score import QUALITY_SCORE
 from stages.mixing.mix import MIX_PERCENTILE, NUM_COPIES, QUALITY_BIN
+from terminal_output import format_count
 
 LABEL_WIDTH = 17
 INDENT = " " * LABEL_WIDTH
@@ -109,8 +110,8 @@ def _format_extracted(row: Row) -> Iterator[str]:
         f"{row['date'] or 'no date'}, title {row['title']!r}"
     )
     yield (
-        f"{INDENT}{row['original_num_chars']:,} characters in "
-        f"{row['original_num_lines']:,} paragraphs"
+        f"{INDENT}{format_count(row['original_num_chars'], 'character')} in "
+        f"{format_count(row['original_num_lines'], 'paragraph')}"
     )
     if row.get("main_content_chars") is not None:
         yield (
@@ -121,13 +122,13 @@ def _format_extracted(row: Row) -> Iterator[str]:
 
 def _format_repeated(repeated: Sequence[RepeatedSpan]) -> Iterator[str]:
     num_words = sum(span.num_words for span in repeated)
-    spans = "span of words" if len(repeated) == 1 else "spans of words"
+    spans = format_count(len(repeated), "span of words", "spans of words")
     yield (
-        f"{_label(SubstringDedup.name)}{len(repeated)} {spans} in earlier documents, "
-        f"{num_words:,} words"
+        f"{_label(SubstringDedup.name)}{spans} in earlier documents, "
+        f"{format_count(num_words, 'word')}"
     )
     for span in repeated[:NUM_LISTED]:
-        yield f"{_format_line(span.text)} ({span.num_words:,} words)"
+        yield f"{_format_line(span.text)} ({format_count(span.num_words, 'word')})"
         if span.first:
             yield f"{INDENT}  first in document {_format_other(span.first)}"
     yield from _format_rest([span.text for span in repeated])
@@ -135,11 +136,11 @@ def _format_repeated(repeated: Sequence[RepeatedSpan]) -> Iterator[str]:
 
 def _format_removed(removed: RemovedParagraphs) -> Iterator[str]:
     chars = removed.num_chars_left
-    left = f"{removed.num_left} left" + (
-        "" if chars is None else f" ({chars:,} characters)"
-    )
-    num_removed = len(removed.paragraphs)
-    yield f"{_label(ParagraphDedup.name)}{num_removed} paragraphs removed, {left}"
+    left = f"{removed.num_left} left"
+    if chars is not None:
+        left += f" ({format_count(chars, 'character')})"
+    paragraphs = format_count(len(removed.paragraphs), "paragraph")
+    yield f"{_label(ParagraphDedup.name)}{paragraphs} removed, {left}"
     for paragraph in removed.paragraphs[:NUM_LISTED]:
         yield _format_line(paragraph)
         other = removed.copies.get(paragraph)
@@ -158,8 +159,9 @@ def _format_line_rules(lines: Sequence[str], annotated: Row) -> Iterator[str]:
     if numbers is None:
         return
     yield (
-        f"{_label(Lines.name)}{len(numbers)} lines removed, {len(annotated['kept_lines'])} left "
-        f"({annotated['num_chars']:,} characters)"
+        f"{_label(Lines.name)}{format_count(len(numbers), 'line')} removed, "
+        f"{len(annotated['kept_lines'])} left "
+        f"({format_count(annotated['num_chars'], 'character')})"
     )
     removed = [lines[int(number)] for number in numbers]
     for line in removed[:NUM_LISTED]:
@@ -244,10 +246,8 @@ def _format_decision(trace: DocumentTrace, phase: str, decided: Row) -> Iterator
 
 def _format_copies(columns: Row) -> str:
     """Describe the quality bin of a kept document."""
-    num_copies = columns[NUM_COPIES.name]
-    plural = "" if num_copies == 1 else "s"
     return (
-        f"stored {num_copies} time{plural}: percentile "
+        f"stored {format_count(columns[NUM_COPIES.name], 'time')}: percentile "
         f"{columns[MIX_PERCENTILE.name]:.4g} of its language, quality bin "
         f"{columns[QUALITY_BIN.name]}"
     )
@@ -279,6 +279,7 @@ def _format_location(trace: DocumentTrace) -> Iterator[str]:
         f"{_label(WriteShards.name)}{location.shard}, document {location.row}, "
         f"in sample {location.sample}"
     )
-    yield f"{INDENT}{location.num_tokens:,} tokens from token {location.token_start:,} of the shard"
+    tokens = format_count(location.num_tokens, "token")
+    yield f"{INDENT}{tokens} from token {location.token_start:,} of the shard"
     for copy in trace.copies:
         yield f"{INDENT}also {copy.shard}, document {copy.row}, in sample {copy.sample}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.reporting.explain.text import format_values
 from pipeline.reporting.preview.comparison import Amount, Example, Preview
 from pipeline.reporting.tables import make_table
+from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
 NUM_LANGUAGES = 12
@@ -136,7 +137,7 @@ def _print_examples(
     shown = (
         "" if len(examples) == num_docs else f", {len(examples)} of them drawn at random"
     )
-    lines = [f"\n{title}: {num_docs:,} documents{shown}"]
+    lines = [f"\n{title}: {format_count(num_docs, 'document')}{shown}"]
     for example in examples:
         lines.append(f"  {example.url} ({example.language})")
         lines.append(f"    {verdict}: {example.reason}{format_values(vars(example))}")

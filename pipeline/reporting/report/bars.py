@@ -19,6 +19,7 @@ from pipeline.reporting.report.summary import (
     take_largest_cuts,
     take_slowest,
 )
+from terminal_output import format_count
 
 
 class Bar(NamedTuple):
@@ -80,13 +81,15 @@ def draw_bars(title: str, bars: Iterable[Bar]) -> Section:
 
 def _make_step_bars(report: Report) -> Iterator[Bar]:
     for step in report.steps:
-        label = f"{step.num_docs:,} documents · {step.num_chars:,} characters"
+        documents = format_count(step.num_docs, "document")
+        label = f"{documents} · {format_count(step.num_chars, 'character')}"
         yield Bar(step.name, step.num_docs, label)
 
 
 def _make_loss_bars(losses: Losses) -> Iterator[Bar]:
     for loss in losses.found:
-        share = f"{loss.num_lost / loss.num_docs:.1%} of {loss.num_docs:,} documents"
+        documents = format_count(loss.num_docs, "document")
+        share = f"{loss.num_lost / loss.num_docs:.1%} of {documents}"
         note = f"{loss.kind}; most frequent reason: {loss.reason}"
         yield Bar(loss.name, loss.num_lost, f"{share} by {loss.phase}", note)
     if losses.num_others:
@@ -97,20 +100,27 @@ def _make_language_bars(report: Report) -> Iterator[Bar]:
     tokens = dict(take_largest(report.language_tokens, among=report.languages))
     for bar in _make_bars(report.languages):
         num_tokens = tokens.get(bar.name)
-        label = f"{bar.label} · {num_tokens:,} tokens" if num_tokens else bar.label
+        label = (
+            f"{bar.label} · {format_count(num_tokens, 'token')}"
+            if num_tokens
+            else bar.label
+        )
         yield bar._replace(label=label)
 
 
 def _make_retraction_bars(report: Report) -> Iterator[Bar]:
     for entry in report.retractions:
-        label = f"{entry.num_docs:,} documents · {entry.num_tokens:,} tokens"
+        documents = format_count(entry.num_docs, "document")
+        label = f"{documents} · {format_count(entry.num_tokens, 'token')}"
         yield Bar(entry.recorded_at, entry.num_docs, label, entry.reason)
 
 
 def _make_bin_bars(mix: MixReport) -> Iterator[Bar]:
     for each in mix.bins:
-        label = f"{each.num_tokens:,} tokens in {each.num_copies:,} copies"
-        note = f"{each.num_docs:,} documents, {each.copies_of_each:g} copies of each"
+        copies = format_count(each.num_copies, "copy", "copies")
+        label = f"{format_count(each.num_tokens, 'token')} in {copies}"
+        documents = format_count(each.num_docs, "document")
+        note = f"{documents}; copies of each: {each.copies_of_each:g}"
         yield Bar(f"percentiles {each.percentiles}", each.num_tokens, label, note)
 
 

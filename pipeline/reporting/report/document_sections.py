@@ -13,6 +13,7 @@ from pipeline.reporting.report.elements import Content, element
 from pipeline.reporting.report.histogram import draw_histogram
 from pipeline.reporting.report.provenance import Provenance
 from pipeline.reporting.report.summary import describe_reason
+from terminal_output import format_count
 
 # From the bottom up.
 SIDES = ("kept", "dropped")
@@ -24,7 +25,8 @@ def list_document_sections(details: Details) -> Iterator[Section]:
         return
     if details.num_splits < details.num_all_splits:
         read = f"{details.num_splits:,} of {details.num_all_splits:,} input splits"
-        note = f"The sections below show {details.num_docs:,} documents, those of {read}."
+        documents = format_count(details.num_docs, "document")
+        note = f"The sections below show {documents}, from {read}."
         yield Section("Part of the documents", [element("p", {}, note)])
     yield Section("Scores and limits", list(_show_scores(details)))
     title = f"Domains with most documents, of {details.num_domains:,}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.reporting.report.elements import element
+from terminal_output import format_count
 
 WIDTH = 320.0
 HEIGHT = 140.0
@@ -36,7 +37,7 @@ def draw_histogram(
     scale = _make_scale(bins["edges"], bins["is_log"])
     edges = [scale(edge) for edge in bins["edges"]]
     name = histogram["language"] or "all languages"
-    caption = f" {histogram['num_docs']:,} documents"
+    caption = f" {format_count(histogram['num_docs'], 'document')}"
     return element(
         "figure",
         {"class": "histogram"},
@@ -70,7 +71,8 @@ def _describe(name: str, histogram: Mapping[str, Any]) -> str:
     limits = [
         f"{line['label']} {format_number(line['value'])}" for line in histogram["lines"]
     ]
-    return ", ".join([f"{name}: {histogram['num_docs']:,} documents", *limits])
+    documents = format_count(histogram["num_docs"], "document")
+    return ", ".join([f"{name}: {documents}", *limits])
 
 
 def _make_scale(edges: Sequence[float], is_log: bool) -> Scale:

@@ -23,6 +23,7 @@ from pipeline.reporting.report.elements import element, write_element
 from pipeline.reporting.report.provenance import Provenance, read_provenance
 from pipeline.reporting.report.summary import Report
 from pipeline.runs.run_folder import RunFolder
+from terminal_output import format_count
 
 POLICY = (
     "default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -51,8 +52,9 @@ def to_html(
         comparison: sections about another run, which are shown first.
     """
     headline = (
-        f"{report.num_tokens:,} tokens in {report.num_shards:,} shards, "
-        f"from {report.num_docs_read:,} documents"
+        f"{format_count(report.num_tokens, 'token')} in "
+        f"{format_count(report.num_shards, 'shard')}, "
+        f"from {format_count(report.num_docs_read, 'document')}"
     )
     sections = [*comparison, *_list_sections(report, details or Details(), provenance)]
     return make_page(report.run_dir, [headline, *_describe_time(provenance)], sections)

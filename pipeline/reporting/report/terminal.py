@@ -19,6 +19,7 @@ from pipeline.reporting.report.summary import (
     take_slowest,
 )
 from pipeline.reporting.tables import make_table
+from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
 
@@ -105,7 +106,8 @@ def _make_steps_table(report: Report) -> Table:
         characters = (f"{step.num_chars:,}", f"{chars_share:.1%}")
         rows.append((step.name, *documents, *characters))
     if report.num_shards or report.num_tokens:
-        tokens, shards = f"{report.num_tokens:,} tokens", f"{report.num_shards:,} shards"
+        tokens = format_count(report.num_tokens, "token")
+        shards = format_count(report.num_shards, "shard")
         rows.append(("written", tokens, "", shards, ""))
     columns = ("step", "documents", "share", "characters", "share")
     return make_table("What is left after each step", columns, rows)

@@ -139,7 +139,7 @@ def test_traces_agree_with_the_decisions(mixed: RunFolder) -> None:
 def test_trace_lists_removed_paragraphs(mixed: RunFolder) -> None:
     """The removed lines are shown, with the number that is left."""
     (trace,) = explain(mixed, str(1 << 32 | 4))
-    assert any("1 paragraphs removed, 1 left" in line for line in format_trace(trace))
+    assert any("1 paragraph removed, 1 left" in line for line in format_trace(trace))
     assert any(SHARED in line for line in format_trace(trace))
 
 

@@ -111,7 +111,7 @@ def test_measures_follow_from_the_config(small: Small) -> None:
     taken = "\n".join(_describe_processing(config, 7))
     assert "`extract.url` were excluded" in taken
     assert "phone and card numbers were replaced" in taken
-    assert "- 7 documents were left out on request" in taken
+    assert "- Left out on request after they were read: 7 documents." in taken
 
 
 def test_the_command_writes_the_summary_into_the_run(small: Small, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_the_command_prints_files_and_documents(
     words = ["export", str(kept_run.run_dir), "--to", str(tmp_path / "out")]
     result = CliRunner().invoke(cli.make_program(), words)
     assert result.exit_code == 0, result.output
-    assert "4 documents in 1 files" in result.output
+    assert "4 documents in 1 file:" in result.output
     assert (tmp_path / "out/data/train-00000-of-00001.parquet").exists()
 
 

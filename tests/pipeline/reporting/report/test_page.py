@@ -173,7 +173,7 @@ def test_a_large_run_is_read_in_part(
     details = read_details(browsed)
     assert 0 < details.num_splits < details.num_all_splits == len(browsed.splits)
     html = make_report_page(browsed, make_report(browsed))
-    assert re.search(r"show \d+ documents, those of 2 of 3 input splits", html)
+    assert re.search(r"show \d+ documents, from 2 of 3 input splits", html)
 
 
 def test_provenance_names_models_versions_and_config(browsed: RunFolder) -> None:
