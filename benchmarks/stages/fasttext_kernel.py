@@ -51,7 +51,8 @@ def main() -> None:
     else:
         lines = read_lines(args.text) if args.text else make_lines(100_000)
         lines = truncate(lines, args.megabytes * 1e6)
-        documents = [" ".join(part) for part in batched(lines, LINES_PER_DOCUMENT)]
+        starts = range(0, len(lines), LINES_PER_DOCUMENT)
+        documents = [" ".join(lines[i : i + LINES_PER_DOCUMENT]) for i in starts]
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or train_model(Path(folder))
         figures = {
@@ -62,11 +63,6 @@ def main() -> None:
     if args.save:
         name = "fasttext_kernel_pages" if args.wet else "fasttext_kernel"
         print(save(name, figures, libraries=("fasttext", "numba")))
-
-
-def batched(lines: list[str], size: int) -> list[list[str]]:
-    """Return parts of that many lines, in order."""
-    return [lines[at : at + size] for at in range(0, len(lines), size)]
 
 
 def read_lines(path: Path) -> list[str]:

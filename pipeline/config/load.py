@@ -130,7 +130,7 @@ def _suggest_language(wrong: str, known: Collection[str], labels: Collection[str
         return f"it has {', '.join(sorted(known))}"
     hint = f"did you mean {nearest!r}?"
     if wrong.startswith(f"{nearest}-"):
-        hint += " It is all scripts"
+        hint += f" {nearest!r} covers all scripts"
         scripts = sorted(each for each in labels if convert_label(each) == nearest)
         if len(scripts) > 1:
             hint += f"; annotate.language.labels can rename {' or '.join(scripts)}"

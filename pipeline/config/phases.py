@@ -287,8 +287,8 @@ class CombinedScoreConfig(Settings):
     intercept: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="Of a logistic model, with its `signals`, as `models train quality` writes them: "
-        "the score is then the probability of a good page. Null: the weighted mean.",
+        description="Intercept of a logistic model, which `models train quality` writes with its "
+        "`signals`. The score is then the probability of a good page. Null: the weighted mean.",
     )
     min: Share | None = Field(
         default=None, description="Lowest score kept, 0..1; null sets no limit."
@@ -352,8 +352,9 @@ class MixConfig(Settings):
     )
     topics: tuple[str, ...] = Field(
         default=(),
-        description="Names of `annotate.classifiers`, one per topic: percentiles are then those "
-        "within a language and a topic, the one whose classifier has the highest score.",
+        description="Names of `annotate.classifiers`, one per topic. The topic of a document is the "
+        "one whose classifier gives the highest score. Percentiles are then counted within a "
+        "language and a topic.",
     )
     bins: Annotated[tuple[QualityBin, ...], Field(min_length=1)] = Field(
         default=(QualityBin(from_percentile=0, num_copies=1),),

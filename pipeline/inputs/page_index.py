@@ -134,9 +134,11 @@ def _search(
     try:
         for number, name in enumerate(files):
             for match in _search_file(reader, name, query):
-                left = (query.max_pages or num_pages + match.num_pages) - num_pages
-                found.append(Match(name, match.row_group, min(match.num_pages, left)))
-                num_pages += found[-1].num_pages
+                num_wanted = match.num_pages
+                if query.max_pages is not None:
+                    num_wanted = min(num_wanted, query.max_pages - num_pages)
+                found.append(Match(name, match.row_group, num_wanted))
+                num_pages += num_wanted
                 if num_pages == query.max_pages:
                     return found
             if time.monotonic() - logged_s >= _LOG_INTERVAL_S:

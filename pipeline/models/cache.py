@@ -227,7 +227,11 @@ def _compute_file_digest(path: Path) -> str:
 
 @functools.lru_cache(maxsize=4_096)
 def _compute_version_digest(path: Path, stamp: tuple[int, int]) -> str:
-    """Read each version of a file once: models are gigabytes, and a plan asks many times."""
+    """Return the SHA-256 of a file.
+
+    Cached, because models have gigabytes and a plan asks for the digest many times. `stamp`
+    identifies the version of the file.
+    """
     del stamp
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -384,7 +388,7 @@ class _Entry:
             fetch(origin, fetched)
         except AssetError as error:
             raise AssetError(
-                f"{self.asset.name}: {error}\nThe file may also be put by hand at {target}"
+                f"{self.asset.name}: {error}\nYou can also put the file there yourself: {target}"
             ) from error
         recorded = self.read_record()
         remedy = "it was deleted; its origin has changed or is not safe"

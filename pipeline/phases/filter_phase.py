@@ -97,7 +97,7 @@ class FilterPhase(SplitPhase):
 
     @classmethod
     def model_references(cls, config: RunConfig) -> list[str]:
-        """Return also the files that the perplexity cutoffs come from."""
+        """Return the models of the phase, and the files with its perplexity cutoffs."""
         references = super().model_references(config)
         if config.select.perplexity is None or config.select.perplexity.cutoffs == "run":
             return references

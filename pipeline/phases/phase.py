@@ -271,7 +271,7 @@ class Phase(ABC):
         return 1.0
 
     def reading_together(self, task_ids: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a block in which this process runs these tasks, one after another."""
+        """Return a context in which this process runs these tasks, one after another."""
         del task_ids
         return contextlib.nullcontext()
 
@@ -291,9 +291,9 @@ class Phase(ABC):
         return Counters.from_json(self.folder.summary()["counters"])
 
     def find_damage(self) -> Iterator[Damage]:
-        """Yield the damaged files of a complete phase, as far as that takes little time.
+        """Yield the damaged files of a complete phase that can be found quickly.
 
-        A phase that reads a file verifies it. This is for files that no later phase reads.
+        This is for files that no later phase reads: a phase verifies the files that it reads.
         """
         yield from list_reported(self.folder)
 

@@ -112,12 +112,12 @@ class WriteShards(PartitionPhase):
     @cached_property
     def num_shards(self) -> int:
         """The tokens of the run, with all copies, divided by the tokens of a shard, rounded up."""
-        counts = self._tokenized
+        counts = self._token_counts
         num_tokens = counts["tokens"] + counts["extra_tokens"]
         return math.ceil(num_tokens / self.config.write_shards.shard_tokens)
 
     @cached_property
-    def _tokenized(self) -> Counter[str]:
+    def _token_counts(self) -> Counter[str]:
         return TokenizeDocuments(self.plan).counters().counts
 
     @contextlib.contextmanager
@@ -228,7 +228,7 @@ class WriteShards(PartitionPhase):
         description: dict[str, Any] = {"order": order}
         if self.config.select.mix is not None:
             selected = Select(self.plan).counters().counts
-            description["mix"] = describe_mix(self.config, selected, self._tokenized)
+            description["mix"] = describe_mix(self.config, selected, self._token_counts)
         manifest = build_manifest(
             entries,
             tokenizer=self._tokenizer,

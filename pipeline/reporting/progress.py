@@ -43,8 +43,7 @@ class PhaseProgress:
 
         Args:
             started: the event.
-            documents_per_phase: documents in all tasks, as far as they are known from earlier
-                phases; 0: unknown.
+            documents_per_phase: documents in all tasks, known from earlier phases; 0 if unknown.
             clock: returns seconds.
         """
         self.name = started.phase
@@ -69,7 +68,7 @@ class PhaseProgress:
 
     @property
     def documents_per_phase(self) -> float:
-        """Documents in all tasks, by what the finished ones had; 0: unknown."""
+        """Documents in all tasks, estimated from the finished ones; 0 if unknown."""
         share = self._share - self._share_before
         if not share:
             return self._expected

@@ -193,12 +193,7 @@ def _estimate(page: Page, depth_ns: int, num_tags: int) -> tuple[int, int]:
 @njit(nogil=True)
 def _read_start_tag(page: Page, start: int, elements: _Elements, counts: _Counts) -> int:
     """Read a start tag from its name on. Return the index after it, and after the text of `_RAW`."""
-    name_end = find_name_end(page, start)
-    name = hash_span(page, start, name_end)
-    num_attributes, end = read_attributes(page, name_end)
-    counts[_ATTRIBUTES] += num_attributes
-    counts[_MAX_ATTRIBUTES] = max(counts[_MAX_ATTRIBUTES], num_attributes)
-    counts[_ESTIMATE] += _ATTRIBUTE_NS * num_attributes * num_attributes
+    name, num_attributes, end = _read_name_and_attributes(page, start, counts)
     if name in (_HTML, _BODY):
         # The attributes of all these tags are added to one element.
         counts[_ESTIMATE] += 2 * _ATTRIBUTE_NS * counts[_ROOT_ATTRIBUTES] * num_attributes
@@ -218,14 +213,26 @@ def _read_start_tag(page: Page, start: int, elements: _Elements, counts: _Counts
 
 
 @njit(nogil=True)
-def _read_end_tag(page: Page, start: int, elements: _Elements, counts: _Counts) -> int:
-    """Read an end tag from its name on, and return the index after it."""
+def _read_name_and_attributes(
+    page: Page, start: int, counts: _Counts
+) -> tuple[int, int, int]:
+    """Read a tag from its name on, and count its attributes.
+
+    Returns:
+        The hash of the name, the number of attributes, and the index after the tag.
+    """
     name_end = find_name_end(page, start)
-    name = hash_span(page, start, name_end)
     num_attributes, end = read_attributes(page, name_end)
     counts[_ATTRIBUTES] += num_attributes
     counts[_MAX_ATTRIBUTES] = max(counts[_MAX_ATTRIBUTES], num_attributes)
     counts[_ESTIMATE] += _ATTRIBUTE_NS * num_attributes * num_attributes
+    return hash_span(page, start, name_end), num_attributes, end
+
+
+@njit(nogil=True)
+def _read_end_tag(page: Page, start: int, elements: _Elements, counts: _Counts) -> int:
+    """Read an end tag from its name on, and return the index after it."""
+    name, _, end = _read_name_and_attributes(page, start, counts)
     if name == _SELECT:
         counts[_OPTIONS] = 0
     _close(elements, name)

@@ -41,9 +41,9 @@ class MinHashSettings(Settings):
         default=0.99,
         gt=0,
         lt=1,
-        description="Share of the pairs exactly at the threshold that have a band in common, and "
-        "are so compared; of more similar pairs it is higher. Bands and rows follow from it: the "
-        "most rows per band, then the fewest bands.",
+        description="Share of the pairs with a similarity equal to the threshold that have a band in "
+        "common, and are therefore compared. More similar pairs have a higher share. Bands and "
+        "rows follow from it: the most rows per band, then the fewest bands.",
     )
     bands: tuple[int, int] | None = Field(
         default=None,

@@ -283,8 +283,9 @@ class PerplexityFilterSettings(Settings):
         for language, (head_below, middle_below) in self.cutoffs.items():
             if not 0 <= head_below <= middle_below:
                 raise ValueError(
-                    f"cutoffs.{language} is [{head_below}, {middle_below}]; wanted two numbers "
-                    "of 0 and more, the head's first and not above the middle's"
+                    f"cutoffs.{language} is [{head_below}, {middle_below}]; wanted two numbers, "
+                    "neither below 0: the end of the head, then that of the middle, which must "
+                    "not be lower"
                 )
         return self
 

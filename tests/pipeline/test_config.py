@@ -177,7 +177,7 @@ def test_languages_that_the_model_does_not_have_are_faults(
 def test_one_script_of_several_is_not_all_of_a_language(tmp_path: Path) -> None:
     """Documents of both scripts have the code zh, which lid.176 does not divide."""
     (fault,) = list_faults(write(tmp_path, MINIMAL), "select.language.keep=[zho_Hant]")
-    assert fault.endswith("did you mean 'zh'? It is all scripts")
+    assert fault.endswith("did you mean 'zh'? 'zh' covers all scripts")
 
 
 def test_codes_of_other_standards_are_understood(tmp_path: Path) -> None:

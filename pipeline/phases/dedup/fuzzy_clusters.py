@@ -248,7 +248,7 @@ class FuzzyClusters(PartitionPhase):
         return np.divide(1.0, scores, out=np.zeros_like(scores), where=scores > 0)
 
     def _compare(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
-        """Return pairs that connect the similar documents of each group; all documents without a rule."""
+        """Return pairs that connect the similar documents of each group, or all of them without a rule."""
         rule = Rule.from_config(self.config)
         if rule is None or not len(documents):
             return components.pair_with_first(documents, starts)

@@ -68,19 +68,23 @@ class Line:
 
 def list_limits(config: RunConfig, score_names: Collection[str]) -> list[Limit]:
     """Return the limits of the sections of select that are on, of stored scores only."""
-    limits = [*_of_language(config), *_of_perplexity(config), *_of_classifiers(config)]
-    limits += [*_of_quality(config), *_of_score(config)]
+    limits = [
+        *_list_language_limits(config),
+        *_list_perplexity_limits(config),
+        *_list_classifiers_limits(config),
+    ]
+    limits += [*_list_quality_limits(config), *_list_score_limits(config)]
     return [limit for limit in limits if limit.score in score_names]
 
 
-def _of_language(config: RunConfig) -> Iterator[Limit]:
+def _list_language_limits(config: RunConfig) -> Iterator[Limit]:
     if config.select.language is not None:
-        for suffix, value in _by_language(config.select.language.min_score):
+        for suffix, value in _split_by_language(config.select.language.min_score):
             key = f"select.language.min_score{suffix}"
             yield Limit(key, "language_score", value, (0, 1))
 
 
-def _by_language(value: Any) -> Iterator[tuple[str, float | None]]:
+def _split_by_language(value: Any) -> Iterator[tuple[str, float | None]]:
     """Yield the end of the key and the limit, for each language that has its own limit."""
     if isinstance(value, Mapping):
         for language, limit in value.items():
@@ -89,7 +93,7 @@ def _by_language(value: Any) -> Iterator[tuple[str, float | None]]:
         yield "", value
 
 
-def _of_perplexity(config: RunConfig) -> Iterator[Limit]:
+def _list_perplexity_limits(config: RunConfig) -> Iterator[Limit]:
     settings = config.select.perplexity
     # Percentiles of models and of files were chosen when these were made.
     if settings is not None and settings.cutoffs == "run":
@@ -98,7 +102,7 @@ def _of_perplexity(config: RunConfig) -> Iterator[Limit]:
             yield Limit(key, "perplexity", percent, (1, 99), is_whole=True)
 
 
-def _of_classifiers(config: RunConfig) -> Iterator[Limit]:
+def _list_classifiers_limits(config: RunConfig) -> Iterator[Limit]:
     if config.select.classifiers is None:
         return
     for name, chosen in config.select.classifiers.limits.items():
@@ -108,7 +112,7 @@ def _of_classifiers(config: RunConfig) -> Iterator[Limit]:
         yield Limit(f"{key}.max", score, chosen.max, None, True)
 
 
-def _of_quality(config: RunConfig) -> Iterator[Limit]:
+def _list_quality_limits(config: RunConfig) -> Iterator[Limit]:
     if config.select.quality is None:
         return
     fields = QualityFilterSettings.model_fields
@@ -122,12 +126,12 @@ def _of_quality(config: RunConfig) -> Iterator[Limit]:
         bounds = (0.0, 1.0) if rule.limit.endswith("_share") else None
         if rule.limit == "min_stop_words":
             bounds = (0, 8)
-        for suffix, one in _by_language(value):
+        for suffix, limit in _split_by_language(value):
             key = f"select.quality.{rule.limit}{suffix}"
-            yield Limit(key, rule.signal, one, bounds, True, is_whole)
+            yield Limit(key, rule.signal, limit, bounds, True, is_whole)
 
 
-def _of_score(config: RunConfig) -> Iterator[Limit]:
+def _list_score_limits(config: RunConfig) -> Iterator[Limit]:
     chosen = config.select.score
     if chosen is not None:
         name = QUALITY_SCORE.name

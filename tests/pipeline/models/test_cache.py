@@ -329,7 +329,7 @@ def test_a_failed_fetch_names_the_path_for_the_file(tmp_path: Path) -> None:
     """A file from elsewhere can be put there by hand."""
     with pytest.raises(
         AssetError,
-        match=r"put by hand at .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin",
+        match=r"put the file there yourself: .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin",
     ):
         obtain(asset(LocalPath(tmp_path / "gone" / "model.bin")))
     with pytest.raises(AssetError, match="only https"):
