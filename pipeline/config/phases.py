@@ -113,8 +113,8 @@ class SubstringDedupConfig(Settings):
         default=50,
         ge=5,
         le=10_000,
-        description="Length from which a span of words counts, in words as those of "
-        "`annotate.minhash.ngram_words` (Lee et al. 2022, RefinedWeb: 50 tokens).",
+        description="Fewest words of a repeated span, counted as for `annotate.minhash.ngram_words` "
+        "(Lee et al. 2022, RefinedWeb: 50 tokens).",
     )
     action: Literal["cut", "drop"] = Field(
         default="cut",
