@@ -132,9 +132,10 @@ def pack(
         ),
     ] = DEFAULT_WINDOW_TOKENS,
 ) -> None:
-    """Lay the documents out in rows by best fit, so that documents that fit are not cut.
+    """Pack documents into rows without cutting them.
 
-    The shards stay as they are: the file has the places of the documents in the rows.
+    Only a document that is longer than a row is cut. The shards stay as they are: the file has
+    the places of the documents in the rows.
     """
     settings = ReadSettings()
     columns = read_manifest_columns(manifest, settings)
@@ -269,7 +270,7 @@ def which(
     ] = None,
     packed: Packed = False,
 ) -> None:
-    """List the documents that a step reads, or the steps that read a document.
+    """List the documents of a step, or the steps of a document.
 
     The order of rows is arithmetic: no step before is computed, and no tokens are read.
     """

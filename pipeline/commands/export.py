@@ -33,7 +33,7 @@ def export(
         ),
     ] = ExportFormat.parquet,
 ) -> None:
-    """Write the texts of the kept documents, with metadata and scores.
+    """Write the kept texts with their scores.
 
     Adds a dataset card and Croissant metadata to parquet and jsonl. Continues an export that was
     interrupted. `python -m loader export` writes tokens instead, for Megatron and others.

@@ -50,10 +50,11 @@ def retract(
     is_rewrite: IsRewrite = False,
     is_dry_run: IsDryRun = False,
 ) -> None:
-    """Take documents out of the dataset of a run, without making it again.
+    """Take documents out of a finished dataset.
 
-    The loader masks their tokens from then on, in the same order of rows: saved states stay
-    valid. Later runs in the folder keep the request in force. See docs/retraction.md.
+    The dataset is not made again. The loader masks their tokens from then on, in the same order of
+    rows: saved states stay valid. Later runs in the folder keep the request in force. See
+    docs/retraction.md.
     """
     from pipeline.retraction import retract as retract_documents
     from pipeline.retraction.request import read_request

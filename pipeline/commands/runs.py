@@ -150,7 +150,7 @@ def diff(
     before: Annotated[str, typer.Argument(help="Folder or address of a finished run.")],
     after: Annotated[str, typer.Argument(help="The run to compare with it.")],
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page with it.")
+        Path | None, typer.Option(metavar="FILE", help="Also write it as an HTML page.")
     ] = None,
     exit_code: Annotated[
         bool,
@@ -229,7 +229,7 @@ def samples(
         typer.Option("--before", help="Print the text before duplicate lines are removed."),
     ] = False,
 ) -> None:
-    """Print random documents with a decision, language, domain or score.
+    """Print random documents, by decision or score.
 
     Prints the text of each; with --json, one JSON object per document with both texts. `explain`
     shows more about one of them.

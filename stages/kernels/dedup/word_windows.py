@@ -277,7 +277,7 @@ def _cut_text(
     ranges: NDArray[np.uint32],
     bounds: NDArray[np.int64],
     new_text: NDArray[np.uint8],
-) -> tuple[int, int]:
+) -> tuple[int, np.int64]:
     """Write a text without its ranges of words.
 
     Args:
@@ -289,7 +289,7 @@ def _cut_text(
     Returns:
         The number of bytes, or -1 if the ranges are wrong, and the number of words that were cut.
     """
-    i, last_end, size, num_cut = 0, 0, 0, 0
+    i, last_end, size, num_cut = 0, 0, 0, np.int64(0)
     for k in range(0, len(ranges) - 1, 2):
         first, end = np.int64(ranges[k]), np.int64(ranges[k + 1])
         if not last_end <= first < end <= len(bounds):

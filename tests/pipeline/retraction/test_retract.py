@@ -91,7 +91,7 @@ def test_the_command_retracts_and_says_what_it_did(small: Small, tmp_path: Path)
     request = ("retract", run.run_dir, *files, "--reason", "takedown")
     code, output = command(*request, "--dry-run")
     assert code == 0
-    assert "1 documents" in output
+    assert "the request names 1 document of" in output
     assert "dry run" in output
     assert not run.dataset.exists(RETRACTIONS_FILE)
     code, output = command(*request, "--requested-by", "the author", "--json")
