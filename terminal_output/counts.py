@@ -11,7 +11,7 @@ def format_count(number: int, noun: str, plural: str | None = None) -> str:
         noun: the singular.
         plural: None: the singular with an "s".
 
-    >>> format_count(1, "file"), format_count(1200, "file"), format_count(2, "copy", "copies")
-    ('1 file', '1,200 files', '2 copies')
+    >>> format_count(1, "file"), format_count(1200, "file"), format_count(2, "query", "queries")
+    ('1 file', '1,200 files', '2 queries')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -117,10 +117,9 @@ def _make_retraction_bars(report: Report) -> Iterator[Bar]:
 
 def _make_bin_bars(mix: MixReport) -> Iterator[Bar]:
     for each in mix.bins:
-        copies = format_count(each.num_copies, "copy", "copies")
-        label = f"{format_count(each.num_tokens, 'token')} in {copies}"
+        label = f"{format_count(each.num_tokens, 'token')}, copies: {each.num_copies:,}"
         documents = format_count(each.num_docs, "document")
-        note = f"{documents}; copies of each: {each.copies_of_each:g}"
+        note = f"{documents}, copies of each: {each.copies_of_each:g}"
         yield Bar(f"percentiles {each.percentiles}", each.num_tokens, label, note)
 
 
