@@ -51,8 +51,7 @@ def main() -> None:
     else:
         lines = read_lines(args.text) if args.text else make_lines(100_000)
         lines = truncate(lines, args.megabytes * 1e6)
-        starts = range(0, len(lines), LINES_PER_DOCUMENT)
-        documents = [" ".join(lines[i : i + LINES_PER_DOCUMENT]) for i in starts]
+        documents = [" ".join(part) for part in batched(lines, LINES_PER_DOCUMENT)]
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or train_model(Path(folder))
         figures = {
@@ -63,6 +62,11 @@ def main() -> None:
     if args.save:
         name = "fasttext_kernel_pages" if args.wet else "fasttext_kernel"
         print(save(name, figures, libraries=("fasttext", "numba")))
+
+
+def batched(lines: list[str], size: int) -> list[list[str]]:
+    """Return parts of that many lines, in order."""
+    return [lines[at : at + size] for at in range(0, len(lines), size)]
 
 
 def read_lines(path: Path) -> list[str]:
