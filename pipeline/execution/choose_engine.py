@@ -14,7 +14,6 @@ from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.run_plan import RunPlan
-from terminal_output import format_count
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +82,7 @@ def choose_kind(plan: RunPlan) -> tuple[str, str]:
     num_workers = config.engine.workers or os.cpu_count() or 1
     inline_s = estimate_seconds_left(plan, num_workers=1)
     ray_s = RAY_START_S + estimate_seconds_left(plan, num_workers)
-    comparison = (
-        f"about {inline_s:,.0f} s in this process, {ray_s:,.0f} s on Ray with "
-        f"{format_count(num_workers, 'worker')}"
-    )
+    comparison = f"about {inline_s:,.0f} s in this process, {ray_s:,.0f} s on Ray with {num_workers} workers"
     return ("inline" if inline_s <= ray_s else "ray"), comparison
 
 
