@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ from terminal_output import format_count
 if TYPE_CHECKING:
     from pipeline.reporting.diff import RunDiff
     from pipeline.reporting.report import Report
+    from pipeline.reporting.report.page import Section
     from pipeline.runs.run_folder import RunFolder
 
 
@@ -129,15 +131,19 @@ def _write_eu_summary(run: RunFolder, *, is_sme: bool) -> None:
 
 def write_report(run: RunFolder, compared: RunDiff | None = None) -> Report:
     """Write the report of a run into its folder, and return it."""
-    from pipeline.reporting.diff import list_diff_sections
     from pipeline.reporting.report import make_report, make_report_page, to_json
 
     report = make_report(run)
-    sections = list_diff_sections(compared) if compared else ()
-    page = make_report_page(run, report, sections)
+    page = make_report_page(run, report, _list_sections(compared) if compared else ())
     run.run_dir.put("report.html", page.encode())
     run.run_dir.put("report.json", to_json(report, _to_value(compared)).encode())
     return report
+
+
+def _list_sections(compared: RunDiff) -> Iterable[Section]:
+    from pipeline.reporting.diff import list_diff_sections
+
+    return list_diff_sections(compared)
 
 
 def _to_value(compared: RunDiff | None) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ from pipeline.models.download import (
     fetch,
 )
 from pipeline.runs.done_records import to_json
+from stages.cache_folder import cache_folder
 from storage.json_schema import SHA256, Integer, Object, Table, parse_json
 from storage.local import put_file
 
@@ -112,17 +113,6 @@ class Asset:
 
 
 # ---- the cache ----
-
-
-def cache_folder() -> Path:
-    """Return $CORPUSMILL_CACHE, or $XDG_CACHE_HOME/corpusmill, or ~/.cache/corpusmill.
-
-    The folder may not exist yet.
-    """
-    if own := os.environ.get("CORPUSMILL_CACHE"):
-        return Path(own).expanduser().absolute()
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
-    return home / "corpusmill"
 
 
 def is_offline() -> bool:

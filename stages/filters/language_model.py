@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stages.kernels.characters import list_categories
+from stages.kernels.characters import PLANES, list_categories
 from stages.kernels.language_model.normalization import UNSUPPORTED
 from stages.kernels.language_model.scoring import TextScorer, load_text_scorer
 
@@ -45,8 +45,6 @@ _REPLACED = {
 _EXPANDED = {"…": "...", "—": " - ", "．": ". "}
 _CONTROLS = (*range(32), *range(127, 160))
 _DELETED = 0xFFFFFFFF  # beyond the last code point
-# All characters: planes 4 to 13 of Unicode are empty, 15 and 16 are for private use.
-PLANES = range(0x40000), range(0xE0000, 0xF0000)
 
 
 @cache

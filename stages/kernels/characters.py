@@ -39,6 +39,9 @@ PAGE = 1 << PAGE_BITS
 NUM_CODE_POINTS = 0x110000
 NUM_PAGES = NUM_CODE_POINTS // PAGE
 
+# All characters: planes 4 to 13 of Unicode are empty, 15 and 16 are for private use.
+PLANES = range(0x40000), range(0xE0000, 0xF0000)
+
 _SURROGATES = range(0xD800, 0xE000)
 # Pages that are looked at together: most of Unicode is unchanged by every rule.
 _PAGES_PER_BLOCK = 16

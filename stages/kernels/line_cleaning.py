@@ -9,10 +9,13 @@ text is copied at once:
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numba import njit, types
 from numpy.typing import NDArray
 
+from stages.kernels.characters import join_characters
 from stages.kernels.compilation import compiled
 
 _LINE_FEED = 0x0A
@@ -25,11 +28,9 @@ _memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, ty
 def _find_edge_bytes() -> NDArray[np.bool_]:
     """Return which bytes white space can begin or end with in UTF-8, (256,)."""
     is_edge = np.zeros(256, np.bool_)
-    for code_point in range(0x10000):
-        character = chr(code_point)
-        if character.isspace():
-            utf8 = character.encode()
-            is_edge[utf8[0]] = is_edge[utf8[-1]] = True
+    for character in re.findall(r"\s", join_characters(0, 0x10000)):
+        utf8 = character.encode()
+        is_edge[utf8[0]] = is_edge[utf8[-1]] = True
     return is_edge
 
 

@@ -1,13 +1,13 @@
 """Encoders from text to token ids: the reference libraries, and gigatoken where it gives the same ids.
 
 definition = read_definition(Path("gpt2/"), tiktoken_pattern=None)
-reference = load_reference(definition)
-encoder, reason = choose_encoder(definition, reference, "auto")
+encoder, reason = choose_encoder(definition, "auto")
 ids, offsets = encoder.encode(pa.array(["Hello world"], pa.large_string()))
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stages.transform.probe_record import ProbeRecord
 from stages.transform.probe_texts import build_probe_texts
 from stages.transform.tokenizer_files import Definition, load_sentencepiece, spec_for_text
 
@@ -124,6 +125,8 @@ class Gigatoken:
             token for token in text_spec["added_tokens"] if not token["special"]
         ]
         self._json = json.dumps(text_spec)
+        # What gigatoken reads: equal digests mean equal ids.
+        self.digest = hashlib.sha256(self._json.encode()).hexdigest()
         self._cache_life_bytes = cache_life_bytes
         self._load()
 
@@ -146,38 +149,35 @@ class Gigatoken:
         return encoded.layout.content.data, encoded.layout.offsets.data
 
 
-def choose_encoder(
-    definition: Definition, reference: ReferenceEncoder, wanted: str
-) -> tuple[Encoder, str]:
+def choose_encoder(definition: Definition, wanted: str) -> tuple[Encoder, str]:
     """Return the encoder and the reason of the choice.
 
     Args:
         definition: the tokenizer.
-        reference: its reference library, see `load_reference`.
         wanted: "auto", "gigatoken" or the name of the reference library.
 
     Raises:
-        ValueError: the wanted encoder does not read the tokenizer, or does not give the same ids.
+        ValueError: the tokenizer cannot be read, or the wanted encoder does not read it or does not
+            give the same ids.
     """
-    if wanted == reference.library:
-        return reference, "asked for"
+    library = _SentencePiece.library if definition.spec is None else _Tokenizers.library
+    if wanted == library:
+        return load_reference(definition), "asked for"
     if wanted not in ("auto", "gigatoken"):
         raise ValueError(
             f"{definition.files[0]}: encoder {wanted!r} does not read this kind of tokenizer; "
-            f"set encoder to auto, gigatoken or {reference.library}"
+            f"set encoder to auto, gigatoken or {library}"
         )
-    fast, finding = _load_exact_gigatoken(definition, reference)
+    fast, finding = _load_exact_gigatoken(definition)
     if fast is None and wanted == "gigatoken":
         raise ValueError(
             f"{definition.files[0]}: encoder gigatoken was requested, but {finding}; set encoder "
-            f"to auto to use {reference.library} instead"
+            f"to auto to use {library} instead"
         )
-    return fast or reference, finding
+    return fast or load_reference(definition), finding
 
 
-def _load_exact_gigatoken(
-    definition: Definition, reference: ReferenceEncoder
-) -> tuple[Gigatoken | None, str]:
+def _load_exact_gigatoken(definition: Definition) -> tuple[Gigatoken | None, str]:
     """Return gigatoken if it gives the ids of the reference on all probe texts; and the finding."""
     spec = definition.spec
     if spec is None or spec.get("normalizer"):
@@ -186,11 +186,28 @@ def _load_exact_gigatoken(
         # gigatoken is only used for byte-level tokenizers without a normaliser.
         return None, "gigatoken normalises text otherwise in rare cases"
     try:
-        texts = build_probe_texts(spec)
         fast = Gigatoken(spec)
+    except Exception as error:  # noqa: BLE001 - a library that refuses the file is not used
+        return None, _describe_refusal(error)
+    record = ProbeRecord(definition.sha256, fast.digest)
+    if (agreement := record.read()) is not None:
+        return fast, agreement
+    finding, is_equal = _compare_on_probe_texts(fast, load_reference(definition), spec)
+    if not is_equal:
+        return None, finding
+    record.write(finding)
+    return fast, finding
+
+
+def _compare_on_probe_texts(
+    fast: Gigatoken, reference: ReferenceEncoder, spec: Mapping[str, Any]
+) -> tuple[str, bool]:
+    """Return the finding, and whether both encoders give the same ids. Takes 0.5 s."""
+    try:
+        texts = build_probe_texts(spec)
         fast_ids, fast_offsets = fast.encode(texts)
     except Exception as error:  # noqa: BLE001 - a library that refuses the file is not used
-        return None, f"gigatoken does not load it ({repr(error)[:200]})"
+        return _describe_refusal(error), False
     ids, offsets = reference.encode(texts)
     for row, text in enumerate(texts):
         expected = ids[offsets[row] : offsets[row + 1]]
@@ -198,10 +215,14 @@ def _load_exact_gigatoken(
         if not np.array_equal(expected, found):
             sample = text.as_py()[:60]
             return (
-                None,
                 f"gigatoken differs from {reference.library} on the text {sample!r}",
+                False,
             )
-    return fast, f"gigatoken agrees with {reference.library} on {len(texts)} probe texts"
+    return f"gigatoken agrees with {reference.library} on {len(texts)} probe texts", True
+
+
+def _describe_refusal(error: Exception) -> str:
+    return f"gigatoken does not load it ({repr(error)[:200]})"
 
 
 def read_offsets(texts: pa.Array) -> Offsets:

@@ -34,6 +34,7 @@ from stages.kernels import token_ids
 from stages.settings.transform import TokenizeSettings
 from stages.string_buffers import make_read_only
 from stages.transform.encoders import (
+    Encoder,
     Ids,
     ReferenceEncoder,
     choose_encoder,
@@ -102,11 +103,10 @@ class Tokenize(Stage[TokenizeSettings]):
                 requested encoder does not give the exact ids.
         """
         definition = self._read_definition()
-        reference = load_reference(definition)
-        self._encoder, reason = choose_encoder(definition, reference, self.settings.encoder)
+        self._encoder, reason = choose_encoder(definition, self.settings.encoder)
         self._end = _find_end_of_document(definition, self.settings.end_of_document)
         self._reserved = _list_reserved_ids(definition, self._end)
-        _check_reserved_ids(definition, reference, self._reserved)
+        _check_reserved_ids(definition, self._encoder, self._reserved)
         self._info = TokenizerInfo(
             name=Path(self.settings.tokenizer).name,
             sha256=definition.sha256,
@@ -211,25 +211,25 @@ def _list_reserved_ids(definition: Definition, end: int | None) -> Ids:
     return make_read_only(np.array(sorted(reserved), dtype=np.uint32))
 
 
-def _check_reserved_ids(
-    definition: Definition, reference: ReferenceEncoder, reserved: Ids
-) -> None:
+def _check_reserved_ids(definition: Definition, encoder: Encoder, reserved: Ids) -> None:
     """Raise if the spelling of a reserved token encodes to a reserved id.
 
     This happens if `end_of_document` is an ordinary token.
     """
     reserved_ids = set(reserved.tolist())
-    spellings: list[str] = []
-    decoded: list[str] = []
+    texts: list[str] = []
+    ordinary: list[int] = []
     for name, token_id in definition.vocab.items():
         if token_id not in reserved_ids:
             continue
-        spellings.append(name)
-        # The name of an ordinary token is not its text: GPT-2 writes a blank as "Ġ".
+        texts.append(name)
         if name not in definition.special_ids:
-            decoded.append(reference.decode([token_id]))
-    texts = spellings + decoded
-    ids, offsets = reference.encode(pa.array(texts, pa.large_string()))
+            ordinary.append(token_id)
+    if ordinary:
+        # The name of an ordinary token is not its text: GPT-2 writes a blank as "Ġ".
+        reference = load_reference(definition)
+        texts += [reference.decode([token_id]) for token_id in ordinary]
+    ids, offsets = encoder.encode(pa.array(texts, pa.large_string()))
     ids, offsets = make_read_only(ids), make_read_only(offsets)
     found_ids = token_ids.find_reserved(ids, offsets, reserved)
     for text, found in zip(texts, found_ids, strict=True):

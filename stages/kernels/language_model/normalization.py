@@ -19,7 +19,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from stages.kernels.characters import (
     NUM_CODE_POINTS,
+    PLANES,
     decode_character,
     join_characters,
 )
@@ -126,17 +128,22 @@ def _choose_actions(
     """
     actions = _pack_utf8()
     runs: list[bytes] = []
-    for character in {*changed, *rules, *in_runs, *_find_combining()}:
+    combining = set(_find_combining())
+    # 20,000 characters: the common cases come first, and calls are few.
+    for character in {*changed, *rules, *in_runs, *combining}:
         code, text = ord(character), changed.get(character, character)
-        utf8 = b"".join(rules.get(c, c.encode()) for c in text)
-        is_short = utf8 == b" " or (len(utf8) <= 4 and min(utf8, default=33) > _SPACE)
-        if character == _SIGMA or any(map(unicodedata.combining, text)):
+        if character == _SIGMA or not combining.isdisjoint(text):
             actions[code] = _EXACT
-        elif is_short and in_runs.isdisjoint(text):
-            actions[code] = int.from_bytes(utf8, "little")
-        elif len(text.encode()) <= MAX_GROWTH * len(character.encode()):
+            continue
+        if in_runs.isdisjoint(text):
+            utf8 = b"".join([rules[c] if c in rules else c.encode() for c in text])
+            if utf8 == b" " or (len(utf8) <= 4 and min(utf8, default=33) > _SPACE):
+                actions[code] = int.from_bytes(utf8, "little")
+                continue
+        content = text.encode()
+        if len(content) <= MAX_GROWTH * len(character.encode()):
             actions[code] = _FIRST_RUN + len(runs)
-            runs.append(text.encode())
+            runs.append(content)
         else:
             actions[code] = _EXACT
     return actions, runs
@@ -154,7 +161,7 @@ def _split_charsmap(charsmap: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uin
 def _find_changed(normalize: Callable[[str], str]) -> dict[str, str]:
     """Return the replacements of the characters that `normalize` changes."""
     changed: dict[str, str] = {}
-    for first in range(0, NUM_CODE_POINTS, _BLOCK):
+    for first in chain.from_iterable(range(p.start, p.stop, _BLOCK) for p in PLANES):
         block = join_characters(first, first + _BLOCK)
         separator = _SEPARATORS[_SEPARATORS[0] in block]
         joined = separator.join(["", *block, ""])
@@ -169,25 +176,37 @@ def _find_changed(normalize: Callable[[str], str]) -> dict[str, str]:
 
 def _find_spaces() -> list[str]:
     """Return the characters that `str.strip` removes."""
-    return re.findall(r"\s", join_characters(0, NUM_CODE_POINTS))
+    return re.findall(r"\s", _join_planes())
 
 
 def _find_combining() -> list[str]:
     """Return the characters whose order among each other is canonical."""
-    return list(filter(unicodedata.combining, join_characters(0, NUM_CODE_POINTS)))
+    return list(filter(unicodedata.combining, _join_planes()))
+
+
+def _join_planes() -> str:
+    return "".join(join_characters(plane.start, plane.stop) for plane in PLANES)
 
 
 def _pack_utf8() -> NDArray[np.uint32]:
     """Return (0x110000,) the UTF-8 of each code point, first byte lowest."""
     codes = np.arange(NUM_CODE_POINTS, dtype=np.uint32)
-    last = (codes & 0x3F) | 0x80
-    middle = (codes >> 6 & 0x3F) | 0x80
-    high = (codes >> 12 & 0x3F) | 0x80
-    two = (codes >> 6 | 0xC0) | last << 8
-    three = (codes >> 12 | 0xE0) | middle << 8 | last << 16
-    four = (codes >> 18 | 0xF0) | high << 8 | middle << 16 | last << 24
-    widths = [codes < 0x80, codes < 0x800, codes < 0x10000]
-    return np.select(widths, [codes, two, three], four).astype(np.uint32)
+    one, two, three, four = np.split(codes, [0x80, 0x800, 0x10000])
+    packed = [
+        one,
+        (two >> 6 | 0xC0) | _pack_rest(two) << 8,
+        (three >> 12 | 0xE0) | _pack_rest(three >> 6) << 8 | _pack_rest(three) << 16,
+        (four >> 18 | 0xF0)
+        | _pack_rest(four >> 12) << 8
+        | _pack_rest(four >> 6) << 16
+        | _pack_rest(four) << 24,
+    ]
+    return np.concatenate(packed).astype(np.uint32, copy=False)
+
+
+def _pack_rest(codes: NDArray[np.integer[Any]]) -> NDArray[np.uint32]:
+    """Return the continuation byte that holds the last six bits."""
+    return ((codes & 0x3F) | 0x80).astype(np.uint32, copy=False)
 
 
 @compiled
