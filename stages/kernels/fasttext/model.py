@@ -25,6 +25,7 @@ from stages.kernels.fasttext.model_file import (
     read_model_file,
 )
 from stages.kernels.fasttext.prediction import BEST, NO_LABEL, Model, predict_lines
+from stages.kernels.fasttext.vectors import make_divisor
 from stages.kernels.fasttext.words import (
     Dictionary,
     WordCache,
@@ -171,7 +172,7 @@ def _make_dictionary(content: ModelFile, buckets: NDArray[np.int64]) -> Dictiona
         content.num_words,
         content.min_chars,
         content.max_chars,
-        content.num_buckets,
+        make_divisor(max(content.num_buckets, 1)),
         content.pruned is not None,
         make_read_only(np.packbits(has_row, bitorder="little").view(np.uint64)),
         make_read_only(num_before.astype(np.int32)),

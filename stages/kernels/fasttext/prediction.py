@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from stages.kernels.compilation import compiled, inlined
 from stages.kernels.fasttext.vectors import LANES, sum_rows
 from stages.kernels.fasttext.words import (
-    FIRST_ROW,
+    BLOCK_WORDS,
     IS_LABEL,
-    SLOT_ROWS,
     Dictionary,
     WordCache,
     WordMemory,
     add_bucket,
+    copy_cached,
     count_max_rows,
     find_cached,
-    is_end_of_line,
+    get_word,
     list_rows,
-    read_word,
+    read_words,
     store_word,
 )
 
@@ -92,9 +92,14 @@ def predict_lines(
         longest = max(longest, offsets[i + 1] - offsets[i])
     # A word can be as long as its line, or the mark of its end. Memory that is never written is
     # never mapped.
-    word = np.empty(longest + 8 + LANES, np.uint8)
+    memory_size = (
+        longest + 4 * BLOCK_WORDS + 3 * LANES
+    )  # with what vectors read beyond a word
     memory = WordMemory(
-        np.empty(longest + 8, np.int64), np.empty(LANES * (longest + 8), np.uint32)
+        np.empty(memory_size, np.uint8),
+        np.empty(memory_size, np.int64),
+        np.empty((BLOCK_WORDS, 4), np.int64),
+        np.empty(LANES * (longest + 8), np.uint32),
     )
     hashes = np.empty(longest // 2 + 2, np.uint64)
     max_rows = count_max_rows(longest, model.dictionary, model.word_ngrams)
@@ -106,7 +111,7 @@ def predict_lines(
     )
     for i in range(num_lines):
         start, end = offsets[i], offsets[i + 1]
-        num_rows = _list_line(utf8, start, end, model, cache, word, hashes, memory, rows)
+        num_rows = _list_line(utf8, start, end, model, cache, hashes, memory, rows)
         if num_rows == 0:
             continue
         _average_rows(rows, num_rows, model.input, hidden)
@@ -133,36 +138,32 @@ def _list_line(
     end: int,
     model: Model,
     cache: WordCache,
-    word: NDArray[np.uint8],
     hashes: NDArray[np.uint64],
     memory: WordMemory,
     rows: NDArray[np.int32],
 ) -> int:
     """Write the rows of utf8[at:end] to `rows` and return their number.
 
-    `word`, `hashes` and `memory` are memory to work in.
+    `hashes` and `memory` are memory to work in.
     """
-    words, cached_rows = cache
     word_ngrams = model.word_ngrams
     num_rows, num_words, is_end = 0, 0, False
     while not is_end:
-        length, state, at = read_word(utf8, at, end, word)
-        is_end = is_end_of_line(word, length)
-        slot = find_cached(words, word, length, state)
-        if slot >= 0:
-            first = slot * SLOT_ROWS + FIRST_ROW
-            for n in range(cached_rows[first]):
-                rows[num_rows] = cached_rows[first + 1 + n]
-                num_rows += 1
-        else:
-            stop = list_rows(word, length, state, model.dictionary, memory, rows, num_rows)
-            if stop == IS_LABEL:
-                continue
-            store_word(cache, word, length, state, rows, num_rows, stop)
-            num_rows = stop
-        if word_ngrams > 1:
-            hashes[num_words] = np.uint64(np.int64(np.int32(state)))
-            num_words += 1
+        num_read, at, is_end = read_words(utf8, at, end, model.dictionary, cache, memory)
+        for index in range(num_read):
+            word = get_word(memory, index)
+            slot = find_cached(cache.words, word)
+            if slot >= 0:
+                num_rows = copy_cached(cache, slot, rows, num_rows)
+            else:
+                stop = list_rows(word, model.dictionary, memory.buckets, rows, num_rows)
+                if stop == IS_LABEL:
+                    continue
+                store_word(cache, word, rows, num_rows, stop)
+                num_rows = stop
+            if word_ngrams > 1:
+                hashes[num_words] = np.uint64(np.int64(np.int32(word.state)))
+                num_words += 1
     if word_ngrams > 1:
         num_rows = _add_word_ngrams(hashes, num_words, model, rows, num_rows)
     return num_rows
@@ -181,7 +182,7 @@ def _add_word_ngrams(
         state = hashes[first]
         for next_word in range(first + 1, min(first + model.word_ngrams, num_words)):
             state = state * _NGRAM_FACTOR + hashes[next_word]
-            bucket = np.uint32(state % np.uint64(model.dictionary.num_buckets))
+            bucket = np.uint32(state % np.uint64(model.dictionary.num_buckets.value))
             n = add_bucket(bucket, model.dictionary, rows, n)
     return n
 

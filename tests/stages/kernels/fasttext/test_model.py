@@ -20,6 +20,7 @@ from stages.kernels.fasttext.model import (
     LibraryModel,
     load_model,
 )
+from stages.kernels.fasttext.words import BLOCK_WORDS
 
 # More rows than centroids, which quantization needs.
 NUM_LABELS = 300
@@ -60,6 +61,8 @@ SPECIAL = [
     "__label__1x __label__",
     "</s",
     "x" * 40,
+    # with 23 and 24 rows or so, and of 31 and 32 bytes: those that fit into the cache, and those that do not
+    *("y" * num_bytes for num_bytes in (7, 8, 9, 10, 30, 31, 32)),
     "語" * 20,
     "a\0b\x0bc\x0cd\re\tf\ng",
     "\u2028\x85\xa0",
@@ -131,6 +134,19 @@ def test_every_kind_of_model_equals_fasttext(models: dict[str, Path], kind: str)
         check_equal(ours, library, [*texts, *texts, None])
 
     check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lines_longer_than_the_words_read_ahead(models: dict[str, Path], kind: str) -> None:
+    """A mark of the end, a label and another text follow at every place around the border."""
+    words = [f"wort{i % 7} ночь{i} 語{i}" for i in range(2 * BLOCK_WORDS)]
+    words = " ".join(words).split()[: 2 * BLOCK_WORDS + 2]
+    texts: list[str | None] = []
+    for num_words in (*range(BLOCK_WORDS - 2, BLOCK_WORDS + 3), 2 * BLOCK_WORDS):
+        before, after = " ".join(words[:num_words]), " ".join(words[num_words:])
+        texts += [before, f"{before} ", f"{before} </s> {after}", f"{before}\n{after}"]
+        texts += [f"{before} __label__1 {after}", f"{before} __label__1"]
+    check_equal(load_model(models[kind]), LibraryModel(models[kind]), texts)
 
 
 @pytest.mark.parametrize("loss", ["ova", "ns"])
