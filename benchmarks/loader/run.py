@@ -18,8 +18,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 BLOCK = 2049
@@ -33,11 +34,18 @@ def repeat_forever(make: Callable[[], Any]) -> Iterator[Any]:
         yield from make()
 
 
-def tokens_per_s(batches: Iterator[Any], seconds: float) -> float:
-    num, started = 0, time.perf_counter()
+class Speed(NamedTuple):
+    """Tokens per second of wall time, and of CPU time of this process."""
+
+    wall: float
+    cpu: float
+
+
+def measure_turn(batches: Iterator[Any], seconds: float) -> Speed:
+    num, started, cpu_started = 0, time.perf_counter(), time.process_time()
     while (elapsed := time.perf_counter() - started) < seconds:
         num += next(batches).numel()
-    return num / elapsed
+    return Speed(num / elapsed, num / (time.process_time() - cpu_started))
 
 
 def measure_speed(name: str, data: Path, workers: int, seconds: float) -> dict[str, Any]:
@@ -50,18 +58,32 @@ def measure_speed(name: str, data: Path, workers: int, seconds: float) -> dict[s
     started = time.perf_counter()
     next(ours)
     first_s = time.perf_counter() - started
-    tokens_per_s(ours, seconds)  # warm-up, not counted
-    tokens_per_s(bare, seconds / 3)
-    limits, found = [tokens_per_s(bare, seconds / 3)], []
+    measure_turn(ours, seconds)  # warm-up, not counted
+    measure_turn(bare, seconds / 3)
+    limits, found = [measure_turn(bare, seconds / 3)], []
     for _ in range(3):
-        found.append(tokens_per_s(ours, seconds))
-        limits.append(tokens_per_s(bare, seconds / 3))
-    ratios = [speed / ((limits[i] + limits[i + 1]) / 2) for i, speed in enumerate(found)]
-    speeds = {
-        "tokens_per_s": statistics.median(found),
-        "memmap_tokens_per_s": statistics.median(limits),
+        found.append(measure_turn(ours, seconds))
+        limits.append(measure_turn(bare, seconds / 3))
+    figures = {
+        "tokens_per_s": statistics.median(speed.wall for speed in found),
+        "memmap_tokens_per_s": statistics.median(limit.wall for limit in limits),
+        "ratio": compare_turns(
+            [speed.wall for speed in found], [limit.wall for limit in limits]
+        ),
     }
-    return {**speeds, "ratio": statistics.median(ratios), "first_s": first_s}
+    if not workers:
+        # Processes of workers are not counted.
+        limits_cpu = [limit.cpu for limit in limits]
+        figures["cpu_ratio"] = compare_turns([speed.cpu for speed in found], limits_cpu)
+    return {**figures, "first_s": first_s}
+
+
+def compare_turns(found: list[float], limits: list[float]) -> float:
+    """Return the median share of the limits that were measured before and after each turn."""
+    return statistics.median(
+        speed / ((before + after) / 2)
+        for speed, (before, after) in zip(found, pairwise(limits), strict=True)
+    )
 
 
 def checksum(batch: Any) -> int:
@@ -185,9 +207,7 @@ def compare(args: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
         for name in names:
             row: dict[str, Any] = {"entrant": name, "workers": workers}
             fine = [found for found in speeds[name] if "error" not in found]
-            keys = (
-                ("ratio", "tokens_per_s", "memmap_tokens_per_s", "first_s") if fine else ()
-            )
+            keys = list(fine[0]) if fine else []
             row |= {key: statistics.median(found[key] for found in fine) for key in keys}
             for what in ("save", "resume") if args.resume else ():
                 row |= run_in_process(what, name, workers, args)
@@ -207,6 +227,7 @@ def show(row: dict[str, Any]) -> str:
 
     return (
         f"{row['entrant']:22} {row['workers']} workers  ratio {number('ratio', '.3f'):>6}  "
+        f"by CPU time {number('cpu_ratio', '.3f'):>6}  "
         f"{number('tokens_per_s', ',.0f', 1e6):>6} M tokens/s  fresh {number('fresh_s', '.3f'):>7} s  "
         f"resumed {number('resumed_s', '.3f'):>7} s  same {number('same_batches', 'd'):>2}/20  "
         f"state {number('state_bytes', ',d'):>9} B  {row.get('error', '')}"

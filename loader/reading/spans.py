@@ -119,7 +119,7 @@ class StoredRows:
         blanks = _find_blanks(sources, num_rows, row_tokens, np.dtype(dtype).type(blank))
         all_sources = [*sources, blanks] if len(blanks.rows) else sources
         # Bytes, not tokens, because fetched blocks may start at odd addresses.
-        self._buffers = [source.tokens.view(np.uint8).data for source in all_sources]
+        buffers = [source.tokens.view(np.uint8).data for source in all_sources]
         numbers = np.repeat(
             np.arange(len(all_sources)), [len(source.rows) for source in all_sources]
         )
@@ -127,8 +127,9 @@ class StoredRows:
         places = rows * row_tokens + columns
         order = np.argsort(places, kind="stable")
         first_bytes = (starts * dtype.itemsize)[order]
-        # Lists, because reading single numbers from an array takes ten times as long.
-        self._numbers: list[int] = numbers[order].tolist()
+        # The buffer, first byte and last byte of each span. Lists, because reading single numbers from
+        # an array takes ten times as long.
+        self._buffers = [buffers[number] for number in numbers[order].tolist()]
         self._first_bytes: list[int] = first_bytes.tolist()
         self._stop_bytes: list[int] = (
             first_bytes + (num_tokens * dtype.itemsize)[order]
@@ -153,16 +154,15 @@ class StoredRows:
         return tokens
 
     def _join_spans(self, first: int, stop: int) -> bytearray:
-        buffers = self._buffers
-        bounds = zip(
-            self._numbers[first:stop],
+        spans = zip(
+            self._buffers[first:stop],
             self._first_bytes[first:stop],
             self._stop_bytes[first:stop],
             strict=True,
         )
         # Of the ways to copy a few kilobytes each from several files, this one takes least time.
         # A bytearray, unlike bytes, can be changed by the caller.
-        return bytearray().join([buffers[number][a:b] for number, a, b in bounds])
+        return bytearray().join([buffer[start:end] for buffer, start, end in spans])
 
 
 def _concatenate(sources: Sequence[Source]) -> list[Int64Array]:
