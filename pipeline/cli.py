@@ -34,6 +34,7 @@ from pipeline.terminal import (
     console,
     errors,
     fail,
+    reporting_errors,
     set_up_process,
     with_output_options,
 )
@@ -172,7 +173,7 @@ def run(
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         with postpone_garbage_collection():
-            from pipeline.execution.choose_engine import start_ray_early
+            from pipeline.execution.choose_engine import start_planned_ray, start_ray_early
             from pipeline.execution.engine import run as run_plan
             from pipeline.reporting.progress import RunProgress
             from pipeline.reporting.prometheus import RunMetrics
@@ -182,7 +183,11 @@ def run(
             settings = _load_config(config, overrides, run_dir, engine)
             if early := start_ray_early(settings):
                 stack.enter_context(early)
-            plan = _prepare_run(config, settings)
+            with reporting_errors():  # now, because the end of the stack waits for Ray
+                plan = _make_plan(config, settings)
+                if early is None and (early := start_planned_ray(plan)):
+                    stack.enter_context(early)
+                _check_plan(plan)
         metrics = RunMetrics(plan)
         with RunProgress(console) as progress:
             for event in run_plan(plan, early, on_documents=progress.show_documents):
@@ -199,12 +204,10 @@ def run(
         fail("\n".join(outcome.faults), TOO_MUCH_QUARANTINED)
 
 
-def _prepare_run(config: str, settings: RunConfig) -> RunPlan:
-    """Fetch, make and open what a run needs, and return its plan."""
-    from pipeline.execution.choose_engine import runs_in_this_process
+def _make_plan(config: str, settings: RunConfig) -> RunPlan:
+    """Fetch and make what a run needs, and return its plan."""
     from pipeline.execution.engine import check
     from pipeline.planning.plan import make_plan
-    from pipeline.planning.preflight import check_models, find_shortage_of_disk
     from pipeline.planning.prepare import describe_demo_models, prepare
 
     check(settings)
@@ -214,13 +217,20 @@ def _prepare_run(config: str, settings: RunConfig) -> RunPlan:
     plan = make_plan(settings)
     if not plan.splits:
         fail(f"{config}: the input has no files; check the section `input`", WRONG_USAGE)
+    return plan
+
+
+def _check_plan(plan: RunPlan) -> None:
+    """Open the models of a run, and warn about a full disk."""
+    from pipeline.execution.choose_engine import runs_in_this_process
+    from pipeline.planning.preflight import check_models, find_shortage_of_disk
+
     is_in_process = runs_in_this_process(plan)
     if is_in_process:
         skip_pandas()
     check_models(plan, keeps_open=is_in_process)
     if shortage := find_shortage_of_disk(plan):
         errors.print(shortage, style="yellow")
-    return plan
 
 
 @dataclass(frozen=True)
@@ -339,7 +349,8 @@ def plan(
 
 def _check_only(config: str, settings: RunConfig) -> None:
     """Fetch, make and open what a run needs, and answer that it can start."""
-    planned = _prepare_run(config, settings)
+    planned = _make_plan(config, settings)
+    _check_plan(planned)
     num_files = sum(len(split.files) for split in planned.splits)
     message = f"Ready to run: {num_files:,} input files, and every model opens."
     answer(json.dumps({"num_files": num_files}), lambda: console.print(message))

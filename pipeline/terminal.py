@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -11,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
@@ -145,17 +146,24 @@ class CommandGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        try:
+        with reporting_errors():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            fail(_describe_stop("interrupted"), INTERRUPTED)
-        except Exception as error:
-            if _output.is_verbose:
-                errors.print(traceback.format_exc())
-            package = type(error).__module__.partition(".")[0]
-            if package not in OUR_PACKAGES and not isinstance(error, OSError):
-                raise  # a usage error, which Typer prints, or a bug
-            fail(*_describe(error))
+
+
+@contextlib.contextmanager
+def reporting_errors() -> Generator[None]:
+    """Turn an expected error of the block into a message and SystemExit with its code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(_describe_stop("interrupted"), INTERRUPTED)
+    except Exception as error:
+        if _output.is_verbose:
+            errors.print(traceback.format_exc())
+        package = type(error).__module__.partition(".")[0]
+        if package not in OUR_PACKAGES and not isinstance(error, OSError):
+            raise  # a usage error, which Typer prints, or a bug
+        fail(*_describe(error))
 
 
 def describe_resume() -> str:

@@ -3,12 +3,14 @@
     python -m benchmarks.runs.driver_scale                    90,000 splits: minutes, and a million small files
     python -m benchmarks.runs.driver_scale --splits 2000
     python -m benchmarks.runs.driver_scale --ray 90000
+    python -m benchmarks.runs.driver_scale --snapshot 90000 --slots 320 --files-per-split 1
 
 The plan, the phase folders, the done-records, the sums and the merges are real. The contents of the splits are not:
 a few splits of two pages each are run for real, and their outputs are linked as the outputs of all other splits. So
 the figures grow with the number of splits and not with the amount of text, and files are read from the page cache.
 Rows that start with `task` are not work of the driver: they show how long one task takes to open the files of all
-splits. `--ray` measures what the engine on Ray adds, with tasks that do nothing.
+splits. `--ray` measures what the engine on Ray adds, with tasks that do nothing; `--snapshot` does so for all phases
+of a run of so many WET files, in the groups that a cluster of so many slots would get, with the event log.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,11 +35,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.result_file import save
+from pipeline.capacity.calibration import read_calibration
+from pipeline.capacity.estimate import ENOUGH_MEMORY_GB, estimate
+from pipeline.capacity.model import Cluster
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
-from pipeline.execution.inline import cut
 from pipeline.execution.on_ray.engine import RayEngine
-from pipeline.execution.resources import MAX_GROUP_TASKS
+from pipeline.execution.task_groups import MAX_GROUP_TASKS, cut, divide
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
@@ -54,6 +58,7 @@ from pipeline.planning.recorded_plan import record_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting import report
 from pipeline.runs.done_records import dump_record
+from pipeline.runs.event_log import open_log
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 
@@ -230,52 +235,86 @@ def create_cache(cache: Path, num_splits: int) -> Path:
     return cache
 
 
+def ignore(_task_id: str, _number: float) -> None:
+    """Show no progress."""
+
+
 class Nothing(PartitionPhase):
     """Tasks that do nothing, in the folder of `extract`: what remains is the work of the engine."""
 
     name = "extract"
     version = 0
     cost = TaskCost(grows_with="documents")
-    num_tasks: int
 
     def task_ids(self) -> list[str]:
-        """Return that many ids."""
-        return [f"{number:06d}" for number in range(self.num_tasks)]
+        """Return no ids: the benchmark makes them."""
+        return []
 
     def run(self, task_id: str) -> None:
         """Do nothing."""
 
 
-def measure_ray_tasks(num_tasks: int, num_together: int) -> dict[str, float]:
-    """Measure the driver from the first task that the engine on Ray sends to the last result.
+def list_snapshot_groups(
+    num_files: int, num_slots: int, files_per_split: str
+) -> Iterator[list[list[str]]]:
+    """Yield the groups of tasks of each phase of a run over so many WET files, by its estimate."""
+    crawl = {"common_crawl": {"crawl": CRAWL}, "files_per_split": files_per_split}
+    config = load("ccnet", [*SETTINGS, f"input={json.dumps(crawl)}"])
+    cluster = Cluster(nodes=1, cores=num_slots, memory_gb=ENOUGH_MEMORY_GB)
+    found = estimate(config, read_calibration(), cluster, num_files=num_files)
+    for phase, phase_class in zip(found.phases, registry.PHASES, strict=True):
+        if not phase.num_tasks:
+            continue
+        seconds = [value for step, value in phase.cpu_s.items() if step != "start"]
+        groups = divide(
+            [f"{number:06d}" for number in range(phase.num_tasks)],
+            [1.0] * phase.num_tasks,
+            phase_class.count_tasks_per_read(config),
+            num_slots,
+            sum(seconds) / phase.num_tasks if seconds else None,
+        )
+        print(f"{phase.name}: {phase.num_tasks} tasks in {len(groups)} groups", flush=True)
+        yield groups
+
+
+def measure_ray_tasks(phases: Iterable[list[list[str]]]) -> dict[str, float]:
+    """Measure the driver from the first task that the engine on Ray sends to the last result in the event log.
 
     Args:
-        num_tasks: tasks. They do nothing.
-        num_together: tasks of a Ray task.
+        phases: the groups of tasks of each phase, one Ray task each. The tasks do nothing.
     """
+    phases = list(phases)
     with tempfile.TemporaryDirectory(prefix="corpusmill-driver-ray-") as folder:
         crawl = {"sample_crawl": {"documents": 100, "documents_per_file": 100}}
         overrides = [f"run_dir={folder}", f"input={json.dumps(crawl)}"]
         config = load("ccnet", [*overrides, "engine.kind=ray", "engine.workers=2"])
         prepare(config)
         phase = Nothing(make_plan(config))
-        phase.num_tasks = num_tasks
         phase.folder.begin()
         started = time.perf_counter()
-        with RayEngine(config.engine) as engine:
+        num_results = 0
+        failures: set[str | None] = set()
+        with RayEngine(config.engine) as engine, open_log(phase.plan.run_dir) as log:
             engine.start()
+            engine.on_documents = ignore
             start_s = time.perf_counter() - started
             reset_peak_memory()
             started, cpu_started = time.perf_counter(), time.process_time()
-            results = engine.run_groups(phase, cut(phase.task_ids(), num_together))
-            failures = [result.failed for result in results]
+            for groups in phases:
+                for result in engine.run_groups(phase, groups):
+                    failures.add(result.failed)
+                    num_results += 1
+                    values = dict(vars(result))
+                    del values["damage"]
+                    log({"event": "TaskFinished", "phase": phase.name, **values})
             figures = {
                 "seconds": time.perf_counter() - started,
                 "cpu_seconds": time.process_time() - cpu_started,
                 "peak_mb": peak_mb() or 0.0,
                 "start_seconds": start_s,
             }
-    assert failures == [None] * num_tasks
+    assert failures == {None}
+    assert num_results == sum(len(group) for groups in phases for group in groups)
     return {name: round(figure, 2) for name, figure in figures.items()}
 
 
@@ -322,6 +361,22 @@ def parse_arguments() -> argparse.Namespace:
         help="only measure the engine on Ray, with that many tasks that do nothing",
     )
     parser.add_argument(
+        "--snapshot",
+        type=int,
+        default=0,
+        metavar="FILES",
+        help="only measure the engine on Ray, with the groups of all phases of a run of so many files",
+    )
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=320,
+        help="with --snapshot: tasks that the cluster runs at the same time",
+    )
+    parser.add_argument(
+        "--files-per-split", default="auto", help="with --snapshot: input.files_per_split"
+    )
+    parser.add_argument(
         "--together",
         type=int,
         default=MAX_GROUP_TASKS,
@@ -332,22 +387,40 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def measure_ray(args: argparse.Namespace) -> None:
+    """Measure the engine on Ray, print the figures, and save them with `--save`."""
+    if args.snapshot:
+        phases = list(list_snapshot_groups(args.snapshot, args.slots, args.files_per_split))
+        result = {
+            "files": args.snapshot,
+            "files_per_split": args.files_per_split,
+            "slots": args.slots,
+        }
+    else:
+        task_ids = [f"{number:06d}" for number in range(args.ray)]
+        phases = [cut(task_ids, args.together)]
+        result = {"together": args.together}
+    result |= {
+        "tasks": sum(len(group) for groups in phases for group in groups),
+        "ray_tasks": sum(map(len, phases)),
+        "load": os.getloadavg()[0],
+        **measure_ray_tasks(phases),
+    }
+    print(result)
+    if args.save:
+        print(
+            save("driver_scale_snapshot" if args.snapshot else "driver_scale_ray", result)
+        )
+
+
 def main() -> None:
     """Measure, print the table, and save the figures with `--save`."""
     args = parse_arguments()
     if args.child:
         print(json.dumps(simulate(args.splits, Path(args.child))))
         return
-    if args.ray:
-        result = {
-            "tasks": args.ray,
-            "together": args.together,
-            "load": os.getloadavg()[0],
-            **measure_ray_tasks(args.ray, args.together),
-        }
-        print(result)
-        if args.save:
-            print(save("driver_scale_ray", result))
+    if args.ray or args.snapshot:
+        measure_ray(args)
         return
     actions = simulate_in_child(args.splits)
     driver = add_up(actions)

@@ -11,11 +11,8 @@ from typing import Any
 from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates, list_amounts
 from pipeline.capacity.fit import OPEN_PIECE_S, opens_all_splits
 from pipeline.config import RunConfig
-from pipeline.execution.resources import (
-    count_group_tasks,
-    count_tasks_together,
-    make_request,
-)
+from pipeline.execution.resources import make_request
+from pipeline.execution.task_groups import count_group_tasks, count_groups
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import WET_BYTES, get_files_per_split
@@ -41,8 +38,8 @@ MAX_CLUSTERED_SHARE = 1 / 3
 # CPU seconds of the driver per Ray task in Ray Data (benchmarks/runs/driver_scale.py --ray).
 #
 # The driver dispatches Ray tasks one after another, so a phase takes at least this time for each on
-# any number of cores. Short tasks share one.
-DISPATCH_S = 0.016
+# any number of cores. A group of tasks shares one.
+DISPATCH_S = 0.009
 
 
 @dataclass(frozen=True)
@@ -220,7 +217,7 @@ class CostModel:
         """Return the estimate for one phase.
 
         The tasks are equally large and run in waves of `slots` tasks. A phase takes no less time
-        than the driver needs to dispatch its tasks, or its groups of short tasks.
+        than the driver needs to dispatch its groups of tasks.
         """
         num_tasks = self.count_tasks(phase)
         slots = self._count_slots(phase)
@@ -236,8 +233,7 @@ class CostModel:
         task_s = sum(cpu_s.values()) / num_tasks
         waves_s = num_waves * task_s + rates.start_s
         tasks_per_read = phase.count_tasks_per_read(self.config)
-        # A lower bound: on many cores, groups are smaller.
-        num_groups = num_tasks / count_tasks_together(tasks_per_read, task_s)
+        num_groups = count_groups(tasks_per_read, num_tasks, slots, task_s)
         hours = max(waves_s, num_groups * DISPATCH_S) / 3600
         cpu_s["start"] = rates.start_s * min(num_tasks, slots)
         return PhaseEstimate(

@@ -32,7 +32,7 @@ def make_engine(plan: RunPlan) -> Engine:
     kind = plan.config.engine.kind
     if kind == "auto":
         kind, reason = choose_kind(plan)
-        log.info("engine: %s (%s)", kind, reason)
+        _log_choice(kind, reason)
     if kind == "ray":
         return RayEngine(plan.config.engine)
     for key in list_requests_without_effect(plan.config):
@@ -45,11 +45,36 @@ def start_ray_early(config: RunConfig) -> Engine | None:
 
     Use it in a `with` block that also contains the planning: the end of the block stops Ray.
     """
-    if config.engine.kind != "ray":
+    kind = config.engine.kind
+    if kind == "auto" and (required := _find_requirement(config)):
+        kind = required[0]
+        if kind == "ray":
+            _log_choice(*required)
+    return _start_early(config) if kind == "ray" else None
+
+
+def start_planned_ray(plan: RunPlan) -> Engine | None:
+    """Return the engine on Ray, which starts while models are opened; None: `make_engine` gives another one.
+
+    For runs whose engine is chosen by their plan; see `start_ray_early`.
+    """
+    if plan.config.engine.kind != "auto":
         return None
+    kind, reason = choose_kind(plan)
+    if kind != "ray":
+        return None
+    _log_choice(kind, reason)
+    return _start_early(plan.config)
+
+
+def _start_early(config: RunConfig) -> Engine:
     engine = RayEngine(config.engine)
     engine.start_early()
     return engine
+
+
+def _log_choice(kind: str, reason: str) -> None:
+    log.info("engine: %s (%s)", kind, reason)
 
 
 def runs_in_this_process(plan: RunPlan) -> bool:
@@ -73,17 +98,24 @@ def list_requests_without_effect(config: RunConfig) -> list[str]:
 def choose_kind(plan: RunPlan) -> tuple[str, str]:
     """Return "inline" or "ray", and the reason."""
     config = plan.config
+    if required := _find_requirement(config):
+        return required
+    num_workers = config.engine.workers or os.cpu_count() or 1
+    inline_s = estimate_seconds_left(plan, num_workers=1)
+    ray_s = RAY_START_S + estimate_seconds_left(plan, num_workers)
+    comparison = f"about {inline_s:,.0f} s in this process, {ray_s:,.0f} s on Ray with {num_workers} workers"
+    return ("inline" if inline_s <= ray_s else "ray"), comparison
+
+
+def _find_requirement(config: RunConfig) -> tuple[str, str] | None:
+    """Return the kind that `auto` has to take, and the reason; None: both are possible."""
     if address := os.environ.get("RAY_ADDRESS"):
         return "ray", f"RAY_ADDRESS is {address}"
     if importlib.util.find_spec("ray") is None:
         return "inline", "Ray is not installed"
     if config.engine.metrics_port is not None:
         return "ray", "engine.metrics_port needs Ray"
-    num_workers = config.engine.workers or os.cpu_count() or 1
-    inline_s = estimate_seconds_left(plan, num_workers=1)
-    ray_s = RAY_START_S + estimate_seconds_left(plan, num_workers)
-    comparison = f"about {inline_s:,.0f} s in this process, {ray_s:,.0f} s on Ray with {num_workers} workers"
-    return ("inline" if inline_s <= ray_s else "ray"), comparison
+    return None
 
 
 def estimate_seconds_left(plan: RunPlan, num_workers: int) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from pipeline.config import EngineConfig
-from pipeline.execution.resources import count_group_tasks, count_tasks_together
 from pipeline.execution.task import OnDocuments, TaskResult, run_task
+from pipeline.execution.task_groups import cut, divide_tasks
 from pipeline.execution.task_stats import worker_name
 from pipeline.phases.phase import Phase
 
@@ -48,22 +48,6 @@ class InlineEngine(Engine):
             yield from run_group(phase, group, self.config, self.on_documents)
 
 
-def divide_tasks(
-    phase: Phase, task_ids: Sequence[str], num_slots: int, task_s: float | None = None
-) -> list[list[str]]:
-    """Divide tasks into groups that one process runs, in order.
-
-    Args:
-        phase: the phase.
-        task_ids: the tasks that are left.
-        num_slots: tasks that can run at the same time. There are enough groups for all of them.
-        task_s: the estimated CPU seconds of a task, where short ones are dispatched together.
-    """
-    num_together = count_tasks_together(phase.count_tasks_per_read(phase.config), task_s)
-    size = count_group_tasks(num_together, len(task_ids), num_slots)
-    return cut(task_ids, size)
-
-
 def run_group(
     phase: Phase,
     task_ids: Sequence[str],
@@ -81,8 +65,3 @@ def run_group(
                     yield TaskResult(task_id, worker=worker_name())
                 else:
                     yield run_task(phase, task_id, settings, on_documents)
-
-
-def cut(task_ids: Sequence[str], size: int) -> list[list[str]]:
-    """Return parts of that many tasks, in order."""
-    return [list(task_ids[i : i + size]) for i in range(0, len(task_ids), size)]

@@ -19,15 +19,6 @@ from pipeline.phases import registry
 # cluster's owner has chosen.
 Amounts = Mapping[str, float]
 
-# Groups per slot, at least: the last ones end at about the same time.
-GROUPS_PER_SLOT = 4
-
-# Estimated CPU time of a group of short tasks. Ray takes 16 ms of the driver's CPU and 24 ms
-# of wall time for each Ray task (benchmarks/runs/driver_scale.py), so groups keep 2,500 cores
-# busy. Results of a group arrive together.
-GROUP_S = 60.0
-MAX_GROUP_TASKS = 100
-
 
 @dataclass(frozen=True)
 class Request:
@@ -109,29 +100,6 @@ def count_slots(request: Request, machines: Iterable[Amounts]) -> int:
         shares = [machine.get(name, 0) / wanted for name, wanted in request.amounts.items()]
         num_slots += int(min(shares, default=1))
     return num_slots
-
-
-def count_group_tasks(num_together: int, num_tasks: int, num_slots: int) -> int:
-    """Return the number of tasks that one process runs as a group. There are enough groups for all slots.
-
-    Args:
-        num_together: tasks of a group, at most.
-        num_tasks: all tasks.
-        num_slots: tasks that run at the same time.
-    """
-    return max(1, min(num_together, num_tasks // (GROUPS_PER_SLOT * max(1, num_slots))))
-
-
-def count_tasks_together(tasks_per_read: int, task_s: float | None) -> int:
-    """Return the number of tasks that one process runs one after another, at most.
-
-    Args:
-        tasks_per_read: tasks whose input a process can read at once.
-        task_s: the estimated CPU seconds of a task; None: unknown, or dispatch costs nothing.
-    """
-    if tasks_per_read > 1 or task_s is None:
-        return tasks_per_read
-    return max(1, int(min(MAX_GROUP_TASKS, GROUP_S / max(task_s, 1e-9))))
 
 
 def _find_lacking(request: Request, machine: Amounts) -> list[str]:

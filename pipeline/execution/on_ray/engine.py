@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,7 @@ from pipeline.capacity.estimate import estimate_task_seconds
 from pipeline.config import EngineConfig, RunConfig
 from pipeline.errors import EngineLost, RunAborted
 from pipeline.execution import watchdog
-from pipeline.execution.inline import Engine, divide_tasks, run_group
-from pipeline.execution.on_ray.document_reports import DocumentReports
+from pipeline.execution.inline import Engine, run_group
 from pipeline.execution.on_ray.early_start import StartThread, start_workers
 from pipeline.execution.on_ray.failures import (
     describe_failure,
@@ -32,6 +30,7 @@ from pipeline.execution.on_ray.failures import (
     list_ray_processes,
     name_processes,
 )
+from pipeline.execution.on_ray.task_reports import TaskReports
 from pipeline.execution.resources import (
     Amounts,
     count_slots,
@@ -40,6 +39,7 @@ from pipeline.execution.resources import (
     make_request,
 )
 from pipeline.execution.task import TaskResult
+from pipeline.execution.task_groups import divide_tasks
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.processes import Process
 from storage.local import private_umask, read_umask
@@ -61,6 +61,9 @@ OBJECT_STORE_BYTES = 200 * 2**20
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 LOOPBACK = "127.0.0.1"
 
+# Tasks that a cluster is expected to run at the same time, at least: it may grow while a phase runs.
+CLUSTER_SLOTS = 250
+
 # Of a local Ray. On a busy machine the first start may time out ("The current node timed
 # out during startup").
 START_ATTEMPTS = 2
@@ -72,7 +75,7 @@ class RayEngine(Engine):
     _is_started = False
     _is_checked = False
     _is_lost = False
-    _reports: DocumentReports | None = None
+    _reports: TaskReports | None = None
     _thread: StartThread | None = None
     # The processes of a Ray that this process has started. All of them must live.
     _processes: Sequence[Process] = ()
@@ -89,30 +92,40 @@ class RayEngine(Engine):
         self._check_resources(phase.plan.config)
         request = make_request(self.config, phase.name)
         num_slots = count_slots(request, _list_machines())
+        if not self._is_local and phase.count_tasks_per_read(phase.config) == 1:
+            num_slots = max(num_slots, CLUSTER_SLOTS)
         task_s = estimate_task_seconds(phase.plan, phase.name)
         yield from self.run_groups(phase, divide_tasks(phase, task_ids, num_slots, task_s))
 
     def run_groups(
         self, phase: Phase, groups: Sequence[Sequence[str]]
     ) -> Iterator[TaskResult]:
-        """Run each group of tasks as one Ray task, and yield the results of a group when it ends."""
+        """Run each group of tasks as one Ray task, and yield the results.
+
+        They come when the group ends, or with `on_documents` when the task ends.
+        """
         import ray.data
 
         rows = [{"task_ids": list(group)} for group in groups]
         # One block per group: Ray runs one Ray task per block.
         tasks = ray.data.from_items(rows, override_num_blocks=len(rows))
         if self.on_documents is not None and self._reports is None:
-            self._reports = DocumentReports()
+            self._reports = TaskReports()
         operator = _make_operator(phase, self.config, self._reports)
         request = make_request(self.config, phase.name)
         results = tasks.flat_map(operator, **request.remote_args())
+        # Results are small. Reading ahead takes three more threads, and 3 ms of CPU time per group.
+        batches: Any = results.iter_batches(
+            batch_size=None, batch_format="pyarrow", prefetch_batches=0
+        )
+        texts = (text for batch in batches for text in batch.column("result").to_pylist())
         running = {task_id for group in groups for task_id in group}
-        on_pause = partial(self._pause, running)
         try:
-            for row in iterate_in_thread(results.iter_rows(), on_pause):
-                result = TaskResult.from_json(row["result"])
-                running.discard(result.task_id)
-                yield result
+            for text in iterate_in_thread(texts, partial(self._check, running)):
+                result = TaskResult.from_json(text)
+                if result.task_id in running:  # else it was reported before
+                    running.discard(result.task_id)
+                    yield result
         except Exception as error:
             self._check_processes()
             if (failure := describe_failure(error)) is None:
@@ -120,14 +133,16 @@ class RayEngine(Engine):
             self._is_lost = True
             raise EngineLost(f"{failure} in phase {phase.name}") from error
 
-    def _pause(self, running: AbstractSet[str]) -> None:
-        """Check the processes, and pass on what the running tasks have reported."""
+    def _check(self, running: set[str]) -> Sequence[str]:
+        """Check the processes, pass on documents of running tasks, and return reported results."""
         self._check_processes()
-        if self._reports is None or self.on_documents is None:
-            return
-        for task_id, number in self._reports.take().items():
-            if task_id in running:
+        if self._reports is None:
+            return []
+        numbers, results = self._reports.take()
+        for task_id, number in numbers.items():
+            if task_id in running and self.on_documents is not None:
                 self.on_documents(task_id, number)
+        return results
 
     def _check_processes(self) -> None:
         """Raise EngineLost if a process of the local Ray has died. Ray itself would wait, or abort this process."""
@@ -309,7 +324,7 @@ def _warn_if_reachable() -> None:
 
 
 def _make_operator(
-    phase: Phase, settings: EngineConfig, reports: DocumentReports | None
+    phase: Phase, settings: EngineConfig, reports: TaskReports | None
 ) -> Callable[[dict[str, Any]], Any]:
     """Return the function that Ray Data maps over the groups, named after the phase and its stages."""
     umask = read_umask()
@@ -318,9 +333,15 @@ def _make_operator(
         os.umask(umask)  # workers inherit the umask with which Ray was started
         _log_to_stderr()
         watchdog.enable()  # Ray starts another worker and repeats the task
-        on_documents = None if reports is None else reports.make_reporter()
-        results = run_group(phase, row["task_ids"], settings, on_documents)
-        return [{"result": result.to_json()} for result in results]
+        task_ids = row["task_ids"]
+        reporter = None if reports is None else reports.make_reporter()
+        on_documents = None if reporter is None else reporter.report_documents
+        results: list[dict[str, Any]] = []
+        for result in run_group(phase, task_ids, settings, on_documents):
+            results.append({"result": result.to_json()})
+            if reporter is not None and len(task_ids) > 1:
+                reporter.report_result(result)
+        return results
 
     run_one.__name__ = run_one.__qualname__ = name_operator(phase)
     return run_one

@@ -6,13 +6,14 @@ import os
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.processes import Process, list_descendants
 
-# How often the processes are checked while no task ends.
+# How often the processes are checked.
 CHECK_S = 0.5
 
 # The processes without which a local Ray cannot go on: the start of the program's name, as of
@@ -74,8 +75,10 @@ def describe_failure(error: BaseException) -> str | None:
     return None
 
 
-def iterate_in_thread(rows: Iterable[Any], check: Callable[[], None]) -> Iterator[Any]:
-    """Yield rows that a thread reads, and call `check` while none comes.
+def iterate_in_thread(
+    rows: Iterable[Any], check: Callable[[], Iterable[Any]]
+) -> Iterator[Any]:
+    """Yield rows that a thread reads. Call `check` every CHECK_S, and yield what it returns.
 
     When Ray dies, reading may wait forever. The thread then stays until Ray is shut down.
     """
@@ -91,11 +94,15 @@ def iterate_in_thread(rows: Iterable[Any], check: Callable[[], None]) -> Iterato
             found.put(("end", None))
 
     threading.Thread(target=read, name="ray results", daemon=True).start()
+    next_check_s = time.monotonic() + CHECK_S
     while True:
+        if (left_s := next_check_s - time.monotonic()) <= 0:
+            yield from check()
+            next_check_s = time.monotonic() + CHECK_S
+            continue
         try:
-            kind, value = found.get(timeout=CHECK_S)
+            kind, value = found.get(timeout=left_s)
         except queue.Empty:
-            check()
             continue
         if kind == "row":
             yield value

@@ -5,19 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from config_files.reader import ConfigError
 from pipeline.config import EngineConfig, load
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import check
 from pipeline.execution.resources import (
-    GROUPS_PER_SLOT,
     Request,
-    count_group_tasks,
     count_slots,
-    count_tasks_together,
     find_unmet,
     list_requests,
     make_request,
@@ -145,23 +140,3 @@ def test_slots_are_counted_per_machine() -> None:
     assert count_slots(request, [machine, {**machine, "GPU": 1.0}]) == 3
     assert count_slots(request, [machine, {"CPU": 64.0, "memory": memory}]) == 2
     assert count_slots(request, []) == 0
-
-
-@pytest.mark.parametrize(
-    ("task_s", "expected"),
-    [(None, 1), (0.0, 100), (0.25, 100), (2.0, 30), (31.0, 1), (500, 1)],
-)
-def test_short_tasks_share_a_ray_task(task_s: float | None, expected: int) -> None:
-    """Together they take up to a minute. Tasks of unknown length are sent alone."""
-    assert count_tasks_together(1, task_s) == expected
-    assert count_tasks_together(3, task_s) == 3  # that read their input together
-
-
-@given(st.integers(1, 100), st.integers(0, 10_000), st.integers(0, 500))
-def test_groups_leave_no_slot_idle(
-    num_together: int, num_tasks: int, num_slots: int
-) -> None:
-    """There are four groups per slot, or one task per group."""
-    size = count_group_tasks(num_together, num_tasks, num_slots)
-    assert 1 <= size <= num_together
-    assert size == 1 or size * GROUPS_PER_SLOT * num_slots <= num_tasks

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from pipeline import cli
 from pipeline.errors import RunAborted
-from pipeline.execution.choose_engine import start_ray_early
+from pipeline.execution import choose_engine
+from pipeline.execution.choose_engine import start_planned_ray, start_ray_early
 from pipeline.execution.on_ray import engine as ray_engine
 from pipeline.execution.on_ray.early_start import StartThread, unshare_umask
 from pipeline.execution.on_ray.engine import RayEngine
@@ -124,10 +126,64 @@ def test_an_error_of_the_thread_is_raised_by_the_start(small: Small, fake: FakeR
     assert len(fake.init_threads) == 2
 
 
-def test_other_kinds_of_engines_wait_for_the_plan(small: Small) -> None:
-    """`auto` may choose this process."""
+def test_other_kinds_of_engines_wait_for_the_plan(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` may choose this process, and does so for a few pages."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for kind in ("auto", "inline"):
         assert start_ray_early(small.config(engine={"kind": kind})) is None
+        assert start_planned_ray(small.plan(engine={"kind": kind})) is None
+
+
+@ONLY_LINUX
+def test_auto_starts_ray_early_where_nothing_else_is_possible(
+    small: Small, fake: FakeRay
+) -> None:
+    """The metrics port needs Ray, so the plan is not waited for."""
+    fake.may_start.set()
+    engine = start_ray_early(small.config(engine={"kind": "auto", "metrics_port": 9464}))
+    assert isinstance(engine, RayEngine)
+    with engine:
+        pass
+    assert fake.num_shutdowns == 1
+
+
+@ONLY_LINUX
+def test_auto_starts_ray_when_the_plan_is_large(
+    small: Small, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models are opened meanwhile."""
+    fake.may_start.set()
+    monkeypatch.setattr(choose_engine, "RAY_START_S", -1e9)
+    engine = start_planned_ray(small.plan(engine={"kind": "auto", "workers": 2}))
+    assert isinstance(engine, RayEngine)
+    with engine:
+        engine.start()
+    assert len(fake.init_threads) == fake.num_shutdowns == 1
+
+
+@ONLY_LINUX
+def test_an_error_of_the_preflight_is_printed_before_ray_has_started(
+    small: Small,
+    fake: FakeRay,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The end of Ray takes seconds, in which the user would see nothing."""
+    small.config(engine={"kind": "ray"}, input={"files": [str(small.folder / "none*.gz")]})
+    printed: list[str] = []
+
+    def let_ray_start(*_: object) -> bool:
+        printed.append(capsys.readouterr().err)
+        fake.may_start.set()
+        return True
+
+    monkeypatch.setattr(StartThread, "wait", let_ray_start)
+    monkeypatch.setattr(cli, "supervise", lambda: None)
+    with pytest.raises(SystemExit):
+        cli.make_program()(["run", str(small.path)])
+    assert "none*.gz" in printed[0]
 
 
 @ONLY_LINUX

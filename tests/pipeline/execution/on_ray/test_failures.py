@@ -243,13 +243,17 @@ def test_the_logs_are_those_of_this_process(
 
 def test_rows_are_read_while_processes_are_checked() -> None:
     """Rows and errors of the thread arrive; a check that fails ends a wait that would never end."""
-    assert list(iterate_in_thread(iter("abc"), lambda: None)) == ["a", "b", "c"]
+
+    def find_nothing() -> list[str]:
+        return []
+
+    assert list(iterate_in_thread(iter("abc"), find_nothing)) == ["a", "b", "c"]
 
     def fail() -> Iterator[str]:
         yield "a"
         raise KeyError("of the thread")
 
-    rows = iterate_in_thread(fail(), lambda: None)
+    rows = iterate_in_thread(fail(), find_nothing)
     assert next(rows) == "a"
     with pytest.raises(KeyError, match="of the thread"):
         next(rows)
@@ -260,9 +264,26 @@ def test_rows_are_read_while_processes_are_checked() -> None:
         never.wait()
         yield "never"
 
-    def check() -> None:
+    def check() -> list[str]:
         raise EngineLost("a process died")
 
     with pytest.raises(EngineLost, match="a process died"):
         next(iterate_in_thread(wait_forever(), check))
     never.set()
+
+
+def test_what_a_check_finds_comes_between_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks are made while rows come all the time, too."""
+    monkeypatch.setattr("pipeline.execution.on_ray.failures.CHECK_S", 0.01)
+    is_checked = threading.Event()
+
+    def read() -> Iterator[str]:
+        while not is_checked.wait(0.001):
+            yield "row"
+
+    def check() -> list[str]:
+        is_checked.set()
+        return ["found"]
+
+    rows = list(iterate_in_thread(read(), check))
+    assert set(rows) - {"row"} == {"found"}
