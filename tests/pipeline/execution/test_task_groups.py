@@ -67,7 +67,7 @@ def test_a_group_takes_half_an_hour_at_most(task_s: float | None, expected: int)
     assert len(divide(task_ids, [1.0] * 1000, 3, 1, task_s)[0]) == 3  # read together
 
 
-def test_a_large_file_is_a_group_of_its_own() -> None:
+def test_a_large_file_is_alone_in_its_group() -> None:
     """Tasks are counted by the size of their input."""
     groups = divide(list("abcdefgh"), [10.0, 10.0, *[1.0] * 6], 1, 2, 0.1)
     assert groups[:2] == [["a"], ["b"]]
