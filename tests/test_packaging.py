@@ -80,8 +80,12 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
     python = root / "bin" / "python"
     install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    # With the checkout on the path, pip would find the metadata of the editable install there.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(python), *install], check=True
+        [sys.executable, "-m", "pip", "--python", str(python), *install],
+        env=variables,
+        check=True,
     )
     (site_packages,) = root.glob("lib/python*/site-packages")
     # A folder named in a .pth file joins the path, but the .pth files in it (our editable install) are not read.
