@@ -6,6 +6,7 @@ import base64
 import gc
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     yield
     # After pytest-randomly has shuffled the items.
     items.sort(key=lambda item: (not uses_ray(item), find_turn(item)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a test without the group that pytest-xdist appends: `--last-failed` would not find it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = re.sub(r"@[^\]\s]*$", "", report.nodeid)
 
 
 def pytest_collection_finish() -> None:

@@ -127,7 +127,7 @@ def test_a_run_answers_with_its_dataset_and_report(small: Small) -> None:
     assert answer["report"]["num_tokens"] > 0
     assert answer["faults"] == []
     assert answer["num_tasks"] > 3
-    assert "extract: 1 tasks" in done.stderr
+    assert "extract: 1 task" in done.stderr
     assert '"event": "TaskFinished"' in done.stderr
     assert "pipeline.runs.event_log: event:" in done.stderr
 

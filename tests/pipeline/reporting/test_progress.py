@@ -117,7 +117,7 @@ def test_a_log_has_few_lines_of_a_long_phase() -> None:
             progress.show(finish(0.001, documents=9))
         progress.show(PhaseFinished("annotate", Counters(), was_complete=False))
     first, *lines, last = out.getvalue().splitlines()
-    assert first == "annotate: 1000 tasks"
+    assert first == "annotate: 1,000 tasks"
     assert lines[0] == "annotate: 1/1,000 tasks, 15 documents/min, about 9:59:24 left"
     assert 100 < len(lines) < 150
     assert last == f"annotate: done in {format_duration(36_000)}"
