@@ -81,10 +81,9 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = root / "bin" / "python"
     install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     # With the checkout on the path, pip would find the metadata of the editable install there.
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", str(python), *install],
-        env=variables,
+        env=copy_environment(),
         check=True,
     )
     (site_packages,) = root.glob("lib/python*/site-packages")
@@ -93,15 +92,19 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "bin"
 
 
+def copy_environment() -> dict[str, str]:
+    """Return the environment variables without the one that puts the checkout on the path."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run_installed(
     environment: Path, *command: str, folder: Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of the environment in a folder, without the checkout on the path."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [str(environment / command[0]), *command[1:]],
         cwd=folder,
-        env={**inherited, **variables},
+        env={**copy_environment(), **variables},
         capture_output=True,
         text=True,
         check=False,

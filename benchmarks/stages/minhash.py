@@ -174,31 +174,16 @@ def compare(texts: list[str], rounds: int) -> dict[str, Any]:
     permutations = np.ascontiguousarray(
         MinHash(num_perm=NUM_PERMUTATIONS, seed=SEED).permutations, np.uint32
     )
-    entrants: dict[str, Callable[[], float]] = {
-        OURS: partial(measure_call, partial(signatures, column, settings)),
-        "datasketch, from n-grams as bytes": partial(
-            measure_call, partial(sign_with_datasketch, as_bytes)
-        ),
-        "kernels, from hashes": partial(
-            measure_call, partial(sign_ngrams, starts, hashes, permutations)
-        ),
-        "n-grams by Python": partial(
-            measure_call,
-            lambda: [split_ngrams(text, settings.ngram_words) for text in texts],
-        ),
+    calls: dict[str, Callable[[], object]] = {
+        OURS: partial(signatures, column, settings),
+        "datasketch, from n-grams as bytes": partial(sign_with_datasketch, as_bytes),
+        "kernels, from hashes": partial(sign_ngrams, starts, hashes, permutations),
+        "n-grams by Python": lambda: [
+            split_ngrams(text, settings.ngram_words) for text in texts
+        ],
     }
-    failed = ""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        data = Path(folder) / "ngrams.pickle"
-        write_ngrams(data, ngrams, starts, hashes)
-        try:
-            python = prepare_environment(REQUIREMENTS, with_dependencies=False)
-        except subprocess.CalledProcessError as error:
-            failed = f"rensa cannot be installed: {error.stderr}"
-        else:
-            rensa = stack.enter_context(Rensa(python, data))
-            entrants |= {name: partial(rensa.measure, name) for name in rensa.names}
-        seconds = measure(entrants, rounds)
+    entrants = {name: partial(measure_call, call) for name, call in calls.items()}
+    failed, seconds = measure_beside_rensa(entrants, ngrams, starts, hashes, rounds)
     num_bytes = sum(len(text.encode()) for text in texts)
     return {
         "documents": len(texts),
@@ -210,6 +195,31 @@ def compare(texts: list[str], rounds: int) -> dict[str, Any]:
         "entrants": summarize(seconds),
         "failed": failed,
     }
+
+
+def measure_beside_rensa(
+    entrants: Mapping[str, Callable[[], float]],
+    ngrams: list[list[str]],
+    starts: Any,
+    hashes: Any,
+    rounds: int,
+) -> tuple[str, dict[str, list[float]]]:
+    """Return why rensa cannot run, or "", and the CPU seconds of each round of all entrants."""
+    failed = ""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        data = Path(folder) / "ngrams.pickle"
+        write_ngrams(data, ngrams, starts, hashes)
+        try:
+            python = prepare_environment(REQUIREMENTS, with_dependencies=False)
+        except subprocess.CalledProcessError as error:
+            failed = f"rensa cannot be installed: {error.stderr}"
+        else:
+            rensa = stack.enter_context(Rensa(python, data))
+            entrants = {
+                **entrants,
+                **{name: partial(rensa.measure, name) for name in rensa.names},
+            }
+        return failed, measure(entrants, rounds)
 
 
 def measure(

@@ -33,7 +33,7 @@ from storage.settings import DEFAULT_SETTINGS
 
 @dataclass(frozen=True)
 class FilePart:
-    """What one task reads of a file that several tasks read.
+    """The part of an input file that one task reads, where several tasks share the file.
 
     Attributes:
         start: its first row group, or its first byte in an uncompressed JSONL file. In a file

@@ -21,8 +21,8 @@ from training.config import ParallelConfig
 from training.errors import IncompatibleConfig
 
 MESH_DIMS = ("replicate", "shard", "tensor")
-# The same ranks, with replicate x shard divided into ranks that read different rows, and ranks
-# that each have a part of the tokens of these rows.
+# The same ranks. replicate x shard is divided into `rows`, whose ranks read different rows, and
+# `context`, whose ranks share the tokens of each row.
 ROW_MESH_DIMS = ("rows", "context", "tensor")
 # Collectives that each rank remembers for the dump after a hang.
 FLIGHT_RECORDER_EVENTS = 2000

@@ -114,7 +114,7 @@ def _make_head(title: str) -> ET.Element:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = POLICY.format(digest=digest)
     made = element("style", {})
-    made.text = style  # of our own files: a style element is not escaped
+    made.text = style  # not escaped in HTML: it must come from our own files only
     return element(
         "head",
         {},

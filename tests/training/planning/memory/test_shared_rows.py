@@ -97,7 +97,7 @@ def test_planned_activations_of_shared_rows_are_exact(
 def test_planned_exchanges_of_shared_rows_are_exact(
     shared_rows: list[dict[str, int]],
 ) -> None:
-    """Every block exchanges the planned bytes, once more with full checkpointing."""
+    """Every block exchanges the planned bytes. With full checkpointing it does so once more."""
     for changes, found in zip(SHARED_ROWS, shared_rows, strict=True):
         config = TrainConfig.model_validate(make_settings(changes))
         assert found["exchanged"] == count_tokens(config) * count_exchanged_bytes(config)
