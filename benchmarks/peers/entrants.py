@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers import others, ours
+from benchmarks.peers import bare_calls, others, ours
 from benchmarks.peers.task import Decisions, Task, read_texts
 
 
@@ -50,7 +50,7 @@ ENTRANTS = (
     ),
     Entrant(
         "ccnet", "bare calls", None, "SHA-1, fastText, SentencePiece, KenLM; nothing else",
-        ours.run_bare_calls,
+        bare_calls.run_bare_calls,
     ),
     Entrant(
         "quality", "corpusmill", None, f"{_RULES}; tokens and shards, too",

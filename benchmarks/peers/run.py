@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.bare_calls import ALL_CALLS, ALL_CALLS_WORK, CCNET_LIBRARIES
 from benchmarks.peers.chart import draw_bars
 from benchmarks.peers.entrants import ENTRANTS, Entrant
 from benchmarks.peers.inputs import EVERY, ArchivePages, DebianPages, PageSource
@@ -178,10 +179,11 @@ class Chain:
                 del self.entrants[name]
                 continue
             if entrant.read_decisions is None:
-                self._calls.append(
-                    json.loads((task.output / "cpu_seconds.json").read_text())
-                )
-                seconds["cpu_s"] = sum(self._calls[-1].values())
+                calls = json.loads((task.output / "cpu_seconds.json").read_text())
+                self._calls.append(calls)
+                whole = seconds | {"cpu_s": sum(calls.values())}
+                self._seconds.setdefault(ALL_CALLS, []).append(whole)
+                seconds["cpu_s"] = sum(calls[library] for library in CCNET_LIBRARIES)
             elif name not in self._decisions:
                 self._decisions[name] = entrant.read_decisions(task)
             self._seconds.setdefault(name, []).append(seconds)
@@ -212,12 +214,15 @@ class Chain:
         measured = "html_bytes" if self._measures_html else "text_bytes"
         megabytes = self._counts[measured] / 1e6
         rows: dict[str, Any] = {}
-        for name, (entrant, _, _) in self.entrants.items():
+        works = {name: entrant.work for name, (entrant, _, _) in self.entrants.items()}
+        if self._calls:
+            works[ALL_CALLS] = ALL_CALLS_WORK
+        for name, work in works.items():
             cpu = [each["cpu_s"] for each in self._seconds[name]]
             wall = [each["wall_s"] for each in self._seconds[name]]
             ratios = [a / b for a, b in zip(cpu, our_seconds, strict=True)]
             rows[name] = {
-                "work": entrant.work,
+                "work": work,
                 "cpu_s": round(statistics.median(cpu), 2),
                 "wall_s": round(statistics.median(wall), 2),
                 "cpu_s_by_round": [round(each, 2) for each in cpu],

@@ -72,15 +72,18 @@ def test_a_program_that_cannot_be_installed_is_a_row_with_its_error(
 @pytest.mark.heavy
 @pytest.mark.models
 def test_our_chain_runs_beside_the_bare_calls(pages: Path, tmp_path: Path) -> None:
-    """The figures have our decisions, and the CPU seconds of each library."""
+    """The figures have our decisions, the CPU seconds of each library, and two sums of these."""
     models = prepare_models(tmp_path / "models")
     chain = Chain("ccnet", pages, models, tmp_path / "work")
     assert chain.failed.keys() == {"cc_net"}
     chain.run_round()
     rows = chain.summarize()["entrants"]
     assert rows["corpusmill"]["decisions"]["kept"] > 0
-    libraries = rows["bare calls"]["cpu_s_by_library"]
-    assert libraries.keys() == {"SHA-1", "fastText", "SentencePiece", "KenLM"}
+    seconds = rows["bare calls"]["cpu_s_by_library"]
+    ours_alone = {"FastWARC", "Parquet", "gigatoken", "tarfile, SHA-256"}
+    assert seconds.keys() == {"SHA-1", "fastText", "SentencePiece", "KenLM"} | ours_alone
+    assert rows["bare calls"]["cpu_s"] < rows["all bare calls"]["cpu_s"]
+    assert rows["all bare calls"]["cpu_s"] == pytest.approx(sum(seconds.values()), abs=0.05)
 
 
 def test_wet_and_warc_files_are_read_as_the_pages_they_hold(
