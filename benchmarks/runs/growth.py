@@ -1,7 +1,7 @@
 """Measure whether the CPU time per GB of text stays the same when the input grows.
 
-    python -m benchmarks.runs.growth                    100 MB, 300 MB and 1 GB of WET text (half an hour on two cores)
-    python -m benchmarks.runs.growth --megabytes 100 1000 3000
+    python -m benchmarks.runs.growth                    100 MB, 300 MB and 1 GB of WET text (three CPU minutes)
+    python -m benchmarks.runs.growth --megabytes 100 3000           to 3 GB (six CPU minutes)
 
 Each run is a separate process with the in-process engine. It runs a small crawl first, so imports, models and compiled
 kernels are not counted. The sizes take turns, up and down again, because a busy machine changes with time; figures are
