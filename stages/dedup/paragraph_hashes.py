@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stages.kernels import characters, line_hashes
+from stages.stored_tables import TableKey, load_or_build
 from stages.string_buffers import make_read_only, read_string_buffers
 
 # The marks that `cc_net.text_normalizer.UNICODE_PUNCT` deletes, except １, which is 0 by
@@ -96,11 +97,13 @@ def read_validity(texts: pa.Array) -> NDArray[np.bool_]:
 
 @cache
 def _characters() -> characters.CharacterTable:
-    """Return the rule of `hash_paragraph` for every character, from this Python's Unicode tables.
-
-    Takes 0.1 s and 60 kB.
-    """
-    return characters.build_character_table(_action, _is_plain)
+    """Return the rule of `hash_paragraph` for every character, from this Python's Unicode tables."""
+    key = TableKey("paragraph-hashes", [__file__, characters.__file__])
+    return load_or_build(
+        key,
+        characters.CharacterTable,
+        lambda: characters.build_character_table(_action, _is_plain),
+    )
 
 
 def _is_plain(text: str) -> bool:

@@ -35,7 +35,6 @@ from stages.counters import Counters
 from stages.filters.language_model import (
     MAX_PERPLEXITY,
     LanguageModel,
-    build_code_point_table,
 )
 from stages.filters.percentiles import Bins, make_log_edges
 from stages.settings.filters import PerplexityFilterSettings, PerplexitySettings
@@ -63,7 +62,6 @@ class Perplexity(Stage[PerplexitySettings]):
 
     def open(self) -> None:
         """Load the model of every language. Raises the errors of `LanguageModel`."""
-        build_code_point_table()
         self._models = {
             language: LanguageModel(self.files[reference], language)
             for language, reference in self.settings.models.items()

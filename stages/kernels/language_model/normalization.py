@@ -15,6 +15,7 @@ Source: `Normalizer::Normalize` in normalizer.cc of SentencePiece 0.2.3.
 
 from __future__ import annotations
 
+import inspect
 import re
 import unicodedata
 from collections.abc import Callable
@@ -26,6 +27,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from stages.kernels import characters
 from stages.kernels.characters import (
     NUM_CODE_POINTS,
     PLANES,
@@ -33,6 +35,7 @@ from stages.kernels.characters import (
     join_characters,
 )
 from stages.kernels.compilation import compiled
+from stages.stored_tables import TableKey, load_or_build
 from stages.string_buffers import make_read_only
 
 UNSUPPORTED = -1
@@ -86,6 +89,21 @@ class Normalization(NamedTuple):
 
 
 @cache
+def load_normalization(charsmap: bytes, normalize: Callable[[str], str]) -> Normalization:
+    """Return the table of `build_normalization`, which is stored on this machine.
+
+    Args:
+        charsmap: see `build_normalization`.
+        normalize: the same. Its source file must contain all of its rules.
+    """
+    sources = [__file__, characters.__file__, inspect.getfile(normalize)]
+    key = TableKey("normalization", sources, charsmap)
+    table = load_or_build(
+        key, Normalization, lambda: build_normalization(charsmap, normalize)
+    )
+    return Normalization(*map(make_read_only, table))
+
+
 def build_normalization(charsmap: bytes, normalize: Callable[[str], str]) -> Normalization:
     """Return the table for `normalize` and the rules of a SentencePiece model. Takes 0.1 s.
 

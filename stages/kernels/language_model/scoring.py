@@ -26,7 +26,7 @@ from stages.kernels.language_model.ngrams import (
 from stages.kernels.language_model.normalization import (
     UNSUPPORTED,
     Normalization,
-    build_normalization,
+    load_normalization,
     measure_normal_form,
     normalize_text,
 )
@@ -127,7 +127,7 @@ def load_text_scorer(
     if not texts or ngrams is None:
         return None
     charsmap = rules.precompiled_charsmap
-    normalization = build_normalization(charsmap, normalize)
+    normalization = load_normalization(charsmap, normalize)
     return TextScorer(texts, np.array(scores, np.float32), ngrams, normalization)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from stages.filters.language_model import normalize_for_lm
 from stages.kernels.language_model.normalization import (
     UNSUPPORTED,
     build_normalization,
+    load_normalization,
     measure_normal_form,
     normalize_text,
 )
@@ -136,3 +138,21 @@ def test_texts_that_grow_are_left_to_the_libraries(ccnet: Rules):
     """The normal form has at most MAX_GROWTH times the bytes."""
     assert ccnet.normalize("ﷺ".encode()) is None
     ccnet.check("enough room: ﷺ")
+
+
+def test_the_stored_table_equals_the_built_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A second process reads what the first one has built."""
+    monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path))
+    content = train_pieces(normalization_rule_name="nmt_nfkc")
+    formats: Any = sentencepiece_model_pb2
+    charsmap = formats.ModelProto.FromString(content).normalizer_spec.precompiled_charsmap
+    expected = build_normalization(charsmap, normalize_for_lm)
+    for _ in range(2):
+        load_normalization.cache_clear()
+        found = load_normalization(charsmap, normalize_for_lm)
+        for field, array in zip(found._fields, found, strict=True):
+            assert array.dtype == getattr(expected, field).dtype, field
+            assert np.array_equal(array, getattr(expected, field)), field
+    assert len(list(tmp_path.rglob("normalization-*"))) == 1
