@@ -26,7 +26,7 @@ from loader.row_stream import RowStream, open_row_stream
 from loader.storage import ReadFailed, ReadSettings
 from loader.token_loader import TokenLoader
 from shardwriter.format import FormatError, shard_file
-from terminal_output import escape_output
+from terminal_output import escape_output, format_count
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 
@@ -152,8 +152,9 @@ def _print_packing(counts: PackingCounts, seq_len: int) -> None:
     num_places = counts.num_rows * (seq_len + 1)
     padding = counts.count_padding(seq_len)
     typer.echo(
-        f"{counts.num_rows:,} rows of {seq_len} tokens, from {counts.num_docs:,} documents "
-        f"of {counts.num_tokens:,} tokens; no token is left out"
+        f"{format_count(counts.num_rows, 'row')} of {format_count(seq_len, 'token')}, from "
+        f"{format_count(counts.num_docs, 'document')} of "
+        f"{format_count(counts.num_tokens, 'token')}; no token is left out"
     )
     typer.echo(
         f"documents cut                  {counts.num_cut_docs:>12,} {counts.num_cut_docs / docs:7.2%}"
@@ -201,8 +202,10 @@ def check(
     order = stream.orders[0]
     num_left_over = order.num_rows - order.epoch_rows
     typer.echo(
-        f"{order.num_rows:,} rows of {seq_len} tokens, interleave depth {order.interleave_depth}, "
-        f"epoch {epoch}: {order.epoch_rows:,} positions, {num_left_over} rows left over"
+        f"{format_count(order.num_rows, 'row')} of {format_count(seq_len, 'token')}, "
+        f"interleave depth {order.interleave_depth}, epoch {epoch}: "
+        f"{format_count(order.epoch_rows, 'position')}, "
+        f"{format_count(num_left_over, 'row')} left over"
     )
     has_failed = False
     for world_size in _parse_world_sizes(world_sizes):
@@ -220,16 +223,17 @@ def _has_damaged_rows(stream: RowStream) -> bool:
     """Read every row and print the number of damaged ones."""
     damage = check_rows(stream)
     typer.echo(
-        f"read every row: {damage.num_damaged_rows} damaged rows, "
-        f"in {damage.num_damaged_samples} samples"
+        f"read every row: {format_count(damage.num_damaged_rows, 'damaged row')}, "
+        f"in {format_count(damage.num_damaged_samples, 'sample')}"
     )
     return damage.num_damaged_rows > 0
 
 
 def _print_order_check(found: OrderCheck, world_size: int, batch_rows: int) -> None:
     typer.echo(
-        f"{world_size:5} ranks, {batch_rows} rows a step: "
-        f"{found.rows_per_rank[0]:,} rows on every rank, {found.num_without_step} in no step, "
+        f"{format_count(world_size, 'rank'):>11}, {format_count(batch_rows, 'row')} a step: "
+        f"{format_count(found.rows_per_rank[0], 'row')} on every rank, "
+        f"{found.num_without_step} in no step, "
         f"{found.num_repeated} repeated, {found.num_missing} missing: "
         f"{'exact' if found.is_exact else 'NOT EXACT'}"
     )
@@ -361,7 +365,8 @@ def bench(
             f"{tokens:7} first batch after {first_batch_ms:.1f} ms, "
             f"then {stats['tokens_per_s'] / 1e6:,.1f} M tokens/s, "
             f"{stats['wait_share']:.0%} of the time waiting, "
-            f"{stats['epochs']['']:.2f} epochs, {stats['retries']} retries"
+            f"{stats['epochs']['']:.2f} epochs, "
+            f"{format_count(stats['retries'], 'retry', 'retries')}"
         )
 
 
@@ -396,4 +401,7 @@ def export(
     columns = read_manifest_columns(manifest, ReadSettings())
     reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
     num_docs = _EXPORTERS[format](reader, out)
-    typer.echo(f"{num_docs:,} documents, {int(columns.num_tokens.sum()):,} tokens: {out}")
+    num_tokens = int(columns.num_tokens.sum())
+    typer.echo(
+        f"{format_count(num_docs, 'document')}, {format_count(num_tokens, 'token')}: {out}"
+    )

@@ -14,6 +14,7 @@ from loader.reading.manifest_columns import ManifestColumns
 from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from shardwriter.format import FormatError
+from terminal_output import format_count
 
 
 def describe_counts(columns: ManifestColumns) -> Iterator[str]:
@@ -23,7 +24,9 @@ def describe_counts(columns: ManifestColumns) -> Iterator[str]:
     yield f"digest     {columns.digest}"
     dtype = tokenizer.token_dtype.name
     yield f"tokenizer  {tokenizer.name}, {tokenizer.vocab_size:,} ids, {dtype}"
-    size = f"{totals['shard_bytes']:,} bytes, {totals['num_samples']:,} samples"
+    size = (
+        f"{totals['shard_bytes']:,} bytes, {format_count(totals['num_samples'], 'sample')}"
+    )
     yield f"shards     {totals['num_shards']:,}, {size}"
     yield f"documents  {totals['num_docs']:,}"
     yield f"tokens     {totals['num_tokens']:,}"
@@ -43,7 +46,7 @@ def _describe_labels(
     by_tokens = sorted(counts.items(), key=lambda item: -item[1]["num_tokens"])
     for label, count in by_tokens:
         share = count["num_tokens"] / max(1, total_tokens)
-        shown = f"{count['num_docs']:>14,} documents {count['num_tokens']:>18,} tokens"
+        shown = f"documents {count['num_docs']:>12,}  tokens {count['num_tokens']:>18,}"
         yield f"{title:10} {label:10} {shown} {share:7.2%}"
 
 

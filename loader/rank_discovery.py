@@ -59,7 +59,7 @@ def resolve_rank(
         rank, world_size = _read_mesh(mesh) if mesh is not None else _ask_launcher()
     if not 0 <= rank < world_size:
         raise ValueError(
-            f"rank is {rank}, must be in 0..{world_size - 1} for {world_size} ranks"
+            f"rank is {rank}, must be in 0..{world_size - 1}, because world_size is {world_size}"
         )
     return rank, world_size
 

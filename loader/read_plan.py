@@ -25,6 +25,7 @@ from loader.reading.manifest_columns import read_manifest_columns
 from loader.row_stream import Source
 from loader.storage import ReadSettings
 from shardwriter.format import shard_file
+from terminal_output import format_count
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ def _divide_rows(num_rows: int, rank: int, world_size: int) -> tuple[int, int]:
     rows_per_rank = num_rows // world_size
     if not rows_per_rank:
         raise ValueError(
-            f"{num_rows} rows for {world_size} ranks; "
-            f"use at most {num_rows} ranks, or a smaller seq_len"
+            f"{format_count(num_rows, 'row')} for {format_count(world_size, 'rank')}; "
+            f"use at most {format_count(num_rows, 'rank')}, or a smaller seq_len"
         )
     return rank * rows_per_rank, (rank + 1) * rows_per_rank
 

@@ -211,16 +211,15 @@ def open_row_stream(
             different tokenizers.
         ValueError: a dataset has no rows, or fewer than `interleave_depth`.
     """
-    names, locations = _list_sources(source)
+    names, addresses = _list_sources(source)
     segments = source.segments if isinstance(source, Mixture) else {}
     mixture_order = MixtureOrder(segments, seed) if segments else None
-    manifests = tuple(read_manifest_columns(location, settings) for location in locations)
+    manifests = tuple(read_manifest_columns(address, settings) for address in addresses)
     _check_tokenizers(names, manifests)
-    packings: list[PackingIndex] = []
-    for place, manifest in zip(_list_packings(packing, names), manifests, strict=True):
-        if place is not None:
-            opened = open_packing(place, manifest, seq_len=seq_len, settings=settings)
-            packings.append(opened)
+    packings: tuple[PackingIndex, ...] = ()
+    if packing is not None:
+        locations = _list_packings(packing, names)
+        packings = _open_packings(locations, manifests, seq_len, settings)
     orders: list[RowOrder] = []
     for shard_rows in _count_shard_rows(manifests, packings, seq_len):
         depth = interleave_depth or choose_interleave_depth(int(shard_rows.sum()))
@@ -233,7 +232,7 @@ def open_row_stream(
         tuple(orders),
         segments,
         mixture_order,
-        tuple(packings),
+        packings,
     )
 
 
@@ -253,16 +252,27 @@ def _count_shard_rows(
     return [manifest.count_shard_rows(seq_len) for manifest in manifests]
 
 
-def _list_packings(
-    packing: Packing | None, names: Sequence[str]
-) -> Sequence[PackingSource | None]:
+def _open_packings(
+    locations: Sequence[PackingSource],
+    manifests: Sequence[ManifestColumns],
+    seq_len: int,
+    settings: ReadSettings,
+) -> tuple[PackingIndex, ...]:
+    """Open the packing of each source."""
+    packings: list[PackingIndex] = []
+    for location, manifest in zip(locations, manifests, strict=True):
+        packings.append(
+            open_packing(location, manifest, seq_len=seq_len, settings=settings)
+        )
+    return tuple(packings)
+
+
+def _list_packings(packing: Packing, names: Sequence[str]) -> Sequence[PackingSource]:
     """Return where the packing of each source is.
 
     Raises:
         ValueError: a mixture has a single address, or the names are not those of the sources.
     """
-    if packing is None:
-        return [None] * len(names)
     if packing is True:
         return [True for _ in names]
     if isinstance(packing, Mapping):

@@ -126,12 +126,7 @@ class TokenLoader:
         settings = settings or ReadSettings()
         # Checks that need no dataset come first: they fail without waiting for a network.
         copier = open_cuda_copier(device)
-        self._builder = BatchBuilder(
-            tokens,
-            documents,
-            reports_damage=settings.on_corrupt == "skip_and_count",
-            device=None if copier is None else copier.device,
-        )
+        self._builder = _make_builder(tokens, documents, settings, copier)
         self._stream = open_row_stream(
             source,
             seq_len=seq_len,
@@ -141,7 +136,6 @@ class TokenLoader:
             window_rows=window_rows,
             packing=packing,
         )
-        self._builder.ignored_entry = self._stream.ignored_entry
         end = self._stream.find_end(epochs)
         self._rank_batches = RankBatches(
             global_batch_rows, self.rank, self.world_size, uneven, end, drop_last
@@ -155,6 +149,7 @@ class TokenLoader:
         self, settings: ReadSettings, prefetch_chunks: int, copier: CudaCopier | None
     ) -> None:
         """Check the sizes of local shards, and prepare to read chunks."""
+        self._builder.ignored_entry = self._stream.ignored_entry
         self._rows = RowReader(self._stream, settings)
         self._chunks = ChunkReader(
             self._rows,
@@ -267,6 +262,21 @@ class TokenLoader:
             else 0,
             "epochs": self._stream.count_epochs(self._position),
         }
+
+
+def _make_builder(
+    tokens: Literal["int64", "stored"],
+    documents: Collection[DocumentOutput],
+    settings: ReadSettings,
+    copier: CudaCopier | None,
+) -> BatchBuilder:
+    """Return what makes batches from chunks; it refuses wrong values of the arguments."""
+    return BatchBuilder(
+        tokens,
+        documents,
+        reports_damage=settings.on_corrupt == "skip_and_count",
+        device=None if copier is None else copier.device,
+    )
 
 
 @dataclass

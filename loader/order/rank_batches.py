@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from loader.order.permutation import Int64Array
+from terminal_output import format_count
 
 Uneven = Literal["refuse", "carry"]
 
@@ -81,22 +82,23 @@ class RankBatches:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ValueError(
-                f"rank is {self.rank}, must be in 0..{self.world_size - 1} "
-                f"for {self.world_size} ranks"
+                f"rank is {self.rank}, must be in 0..{self.world_size - 1}, because "
+                f"world_size is {self.world_size}"
             )
         if self.uneven not in ("refuse", "carry"):
             raise ValueError(f"uneven is {self.uneven!r}, must be 'refuse' or 'carry'")
         if self.global_batch_rows < self.world_size:
             raise ValueError(
-                f"global_batch_rows is {self.global_batch_rows} for {self.world_size} ranks, but "
+                f"global_batch_rows is {self.global_batch_rows} for "
+                f"{format_count(self.world_size, 'rank')}, but "
                 f"each rank needs a row in each step; set it to at least {self.world_size}"
             )
         if self.uneven == "refuse":
             self._check_divisible()
         if self.end is not None and self.end < self.world_size:
             raise ValueError(
-                f"the stream has {self.end} rows for {self.world_size} ranks; use at most "
-                f"{self.end} ranks, a smaller seq_len or more epochs"
+                f"the stream has {format_count(self.end, 'row')} for {self.world_size} ranks; "
+                f"use at most {format_count(self.end, 'rank')}, a smaller seq_len or more epochs"
             )
 
     def _check_divisible(self) -> None:

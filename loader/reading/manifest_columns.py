@@ -29,6 +29,7 @@ from loader.storage import ReadFailed, ReadSettings, open_dataset, read_whole
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
 from storage.errors import AccessRefused, NotFound
 from storage.names import is_file_name
+from terminal_output import format_count
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
 _SHARD_ENTRY_KEYS = {"index_file", "shard", "index_sha256", *_COLUMNS}
@@ -105,7 +106,7 @@ class ManifestColumns:
         if not rows.sum():
             if len(rows):
                 longest = int(self.num_tokens.max())
-                found = f"{len(rows)} shards, the longest with {longest} tokens"
+                found = f"{format_count(len(rows), 'shard')}, the longest with {format_count(longest, 'token')}"
             else:
                 found = "no shards"
             raise ValueError(
@@ -271,7 +272,9 @@ def _make_columns(
     if any(len(digest) != hashlib.sha256().digest_size for digest in digests):
         raise ValueError("an index_sha256 has not 64 hexadecimal digits")
     if totals["num_shards"] != len(numbers):
-        raise ValueError(f"{len(numbers)} shards, but totals.num_shards differs")
+        raise ValueError(
+            f"{format_count(len(numbers), 'shard')}, but totals.num_shards differs"
+        )
     by_name = dict(zip(_ShardNumbers._fields, zip(*numbers, strict=True), strict=False))
     columns: dict[str, Any] = {}
     for name in _COLUMNS:

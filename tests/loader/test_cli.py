@@ -74,7 +74,9 @@ def test_check_finds_damaged_rows(make: Make, capsys: pytest.CaptureFixture[str]
     path.write_bytes(data)
     order = ["--seq-len", "16", "--world-sizes", "1"]
     assert run_cli("check", made.folder, *order, "--read") == 1
-    assert "in 1 samples" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "    1 rank, 64 rows a step" in shown
+    assert ", in 1 sample\n" in shown
 
 
 def test_bench_measures_both_outputs(

@@ -399,7 +399,7 @@ def test_a_batch_smaller_than_one_micro_batch_per_rank_is_refused(
     """The error names both keys."""
     with pytest.raises(
         IncompatibleConfig,
-        match=r"global_batch_rows is 12, but 1 data-parallel ranks of 13 rows",
+        match=r"global_batch_rows is 12, but 1 \(data-parallel ranks\) x 13 .*= 13 rows",
     ):
         train_here(make_config(tmp_path, language, data={"micro_batch_rows": 13}))
     shutil.rmtree(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo import maybe_mark_dynamic
 
 from loader import Mixture, TokenLoader
+from loader.batches.batch_builder import DocumentOutput
 from loader.storage import ReadSettings
 from training.config import DataConfig, TrainConfig
 from training.data.synthetic import SyntheticRows
@@ -165,9 +166,10 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
     rows_at_a_time = context.num_data_ranks * data.micro_batch_rows
     if rows_at_a_time > data.global_batch_rows:
         raise IncompatibleConfig(
-            f"data.global_batch_rows is {data.global_batch_rows}, but {context.num_data_ranks} "
-            f"data-parallel ranks of {data.micro_batch_rows} rows (data.micro_batch_rows) read "
-            f"{rows_at_a_time} at a time; raise the one or lower the other"
+            f"data.global_batch_rows is {data.global_batch_rows}, but "
+            f"{context.num_data_ranks} (data-parallel ranks) x {data.micro_batch_rows} "
+            f"(data.micro_batch_rows) = {rows_at_a_time} rows are read at a time; raise the one "
+            f"or lower the other"
         )
     documents = select_document_fields(config, context.device)
     mask_form = select_mask_form(config.precision, context.device)
@@ -181,11 +183,23 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
         assert vocab_size is not None  # checked with the config
         synthetic = SyntheticRows(data, vocab_size, context, documents)
         return StepBatches(synthetic, data, context.device, mask_form), vocab_size
-    loader = TokenLoader(
+    # The loader's step is one micro-batch of every rank. StepBatches groups them into steps.
+    loader = _open_loader(data, context, rows_at_a_time, documents)
+    batches = StepBatches(loader, data, context.device, mask_form)
+    return batches, loader.tokenizer.vocab_size
+
+
+def _open_loader(
+    data: DataConfig,
+    context: RankContext,
+    global_batch_rows: int,
+    documents: Collection[DocumentOutput],
+) -> TokenLoader:
+    """Open the dataset or mixture of the config for this rank."""
+    return TokenLoader(
         _list_datasets(data),
         seq_len=data.seq_len,
-        # The loader's step is one micro-batch of every rank. StepBatches groups them into steps.
-        global_batch_rows=rows_at_a_time,
+        global_batch_rows=global_batch_rows,
         # Ranks of a tensor-parallel group have the same coordinate here, so they read the same
         # rows.
         mesh=context.data_mesh,
@@ -195,11 +209,11 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
         device=context.device if context.device.type == "cuda" else None,
         settings=ReadSettings(on_corrupt=data.on_corrupt),
     )
-    batches = StepBatches(loader, data, context.device, mask_form)
-    return batches, loader.tokenizer.vocab_size
 
 
-def select_document_fields(config: TrainConfig, device: torch.device) -> tuple[Any, ...]:
+def select_document_fields(
+    config: TrainConfig, device: torch.device
+) -> tuple[DocumentOutput, ...]:
     """Return the document fields that the loader must add to batches."""
     if not config.data.document_masks:
         return ()

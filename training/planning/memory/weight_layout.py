@@ -68,8 +68,8 @@ def plan_mesh(config: TrainConfig, num_gpus: int) -> MeshLayout:
     if rows > data.global_batch_rows:
         raise IncompatibleConfig(
             f"data.global_batch_rows is {data.global_batch_rows}, but {num_data_ranks} "
-            f"data-parallel ranks of {data.micro_batch_rows} rows read {rows} at a time; raise "
-            f"it, or lower data.micro_batch_rows"
+            f"(data-parallel ranks) x {data.micro_batch_rows} (data.micro_batch_rows) = {rows} "
+            f"rows are read at a time; raise the one or lower the other"
         )
     return MeshLayout(
         replicate=replicate,

@@ -417,7 +417,7 @@ def test_no_whole_gradients_are_kept_between_micro_batches(
         (
             {"data": {"global_batch_rows": 4}},
             4,
-            r"data.global_batch_rows is 4, but 4 data-parallel ranks of 2 rows",
+            r"data.global_batch_rows is 4, but 4 \(data-parallel ranks\) x 2 .*= 8 rows",
         ),
     ],
 )
