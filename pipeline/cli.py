@@ -195,9 +195,10 @@ def run(
                 metrics.record(event)
     found = RunFolder.open(plan.run_dir)
     report = write_report(found)
-    console.print()
-    print_report(report, console)
-    console.print()
+    if not console.quiet:
+        console.print()
+        print_report(report, console)
+        console.print()
     outcome = _Outcome(plan, found, report, progress.num_tasks, time.monotonic() - started)
     answer(outcome.to_json, lambda: console.print(outcome.describe()))
     if outcome.faults:

@@ -11,8 +11,10 @@ waits for the child, and reports how it ended.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import logging
 import math
 import os
 import select
@@ -33,6 +35,7 @@ from pipeline.terminal import (
     TERMINATED,
     describe_resume,
     errors,
+    flush_output,
     print_to,
 )
 from terminal_output import escape_output
@@ -64,8 +67,9 @@ _RAY_CAUSES = {
     b"has been marked dead because": "a machine of Ray, or its raylet, died",
 }
 
-# In the child: the pipe to which it writes its exit code.
+# In the child: the pipe to which it writes its exit code, and the code that it has written.
 _report_pipes: list[int] = []
+_reported: list[int] = []
 
 
 def supervise() -> None:
@@ -99,11 +103,13 @@ def report_exit(code: int) -> None:
     for descriptor in _report_pipes:
         # It stays open. The parent waits for its end, which is the end of this process.
         os.write(descriptor, str(code).encode())
+        _reported.append(code)
     _report_pipes.clear()
 
 
 def _enter_child(parent: int, report_descriptor: int, log: BinaryIO) -> None:
     _report_pipes.append(report_descriptor)
+    atexit.register(_end_at_once)
     # The terminal's signals reach the parent alone, which forwards each of them once.
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # may print although in the background
@@ -117,6 +123,17 @@ def _enter_child(parent: int, report_descriptor: int, log: BinaryIO) -> None:
     _report_sigterm()
     watchdog.enable()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+
+
+def _end_at_once() -> None:
+    """End without freeing each object of the process, which takes 0.07 CPU seconds.
+
+    The exit functions of libraries that were imported after `supervise` have run before this one.
+    """
+    if _reported:
+        logging.shutdown()
+        flush_output()
+        os._exit(_reported[0])
 
 
 def _report_errors() -> None:

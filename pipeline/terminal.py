@@ -189,6 +189,13 @@ def print_to(stdout: int, stderr: int) -> None:
     console.file = files[1] if _output.is_json else files[0]
 
 
+def flush_output() -> None:
+    """Write what is still buffered for the terminal; it may be closed."""
+    for file in (sys.stdout, sys.stderr, console.file, errors.file):
+        with contextlib.suppress(OSError, ValueError):
+            file.flush()
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Print a message on stderr and end the process."""
     errors.print(message, style="red")

@@ -60,12 +60,23 @@ def _discard_stale_index(function: Callable[..., object]) -> None:
         TypeError,
     ):  # defined by exec: numba cannot cache it next to a file either
         return
-    pattern = f"{source.stem}.{function.__qualname__}-*.nbi"
-    for index in (source.parent / "__pycache__").glob(pattern):
+    prefix = f"{source.stem}.{function.__qualname__}-"
+    for index in _list_indexes(source.parent):
+        if not index.name.startswith(prefix):
+            continue
         # deleted by another process, or a read-only folder
         with contextlib.suppress(OSError):
             if index.stat().st_mtime_ns < _newest_kernel_source_ns():
                 index.unlink()
+
+
+@cache
+def _list_indexes(folder: Path) -> list[Path]:
+    """Return the cache indexes beside the source files of a folder.
+
+    They are listed once per process: those that it writes later are not stale.
+    """
+    return list((folder / "__pycache__").glob("*.nbi"))
 
 
 @cache

@@ -22,7 +22,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Settings(BaseModel):
     """Base class of the settings of a stage: immutable, validated, unknown keys are an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, defer_build=True
+    )
 
 
 T = TypeVar("T")

@@ -180,7 +180,7 @@ def _read_gpt2(encoder: Path) -> Definition:
         )
     vocab = _read_json(encoder)
     lines = bpe.read_text(encoding="utf-8").split("\n")
-    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    merges = [line for line in lines if line and not line.startswith("#version")]
     specials = {"<|endoftext|>": vocab["<|endoftext|>"]} if "<|endoftext|>" in vocab else {}
     pre_tokenizer = {
         "type": "ByteLevel",
@@ -194,13 +194,13 @@ def _read_gpt2(encoder: Path) -> Definition:
 
 def _bpe_spec(
     vocab: Mapping[str, int],
-    merges: Sequence[Sequence[str]],
+    merges: Sequence[str | Sequence[str]],
     special_ids: Mapping[str, int],
     pre_tokenizer: Mapping[str, Any],
     *,
     ignore_merges: bool,
 ) -> dict[str, Any]:
-    """Build the tokenizer.json of a byte-level BPE."""
+    """Build the tokenizer.json of a byte-level BPE. Each merge is a pair, or "left right"."""
     flags = {
         "single_word": False,
         "lstrip": False,
@@ -407,20 +407,30 @@ def _renamed_model(model: Mapping[str, Any], renamed: Mapping[str, str]) -> dict
     result = dict(model)
     vocab = model["vocab"]
     if isinstance(vocab, dict):
-        result["vocab"] = {
-            renamed.get(token, token): token_id for token, token_id in vocab.items()
-        }
+        result["vocab"] = dict(vocab)
+        for token in renamed.keys() & vocab.keys():
+            result["vocab"][renamed[token]] = result["vocab"].pop(token)
     else:
         result["vocab"] = [[renamed.get(piece, piece), score] for piece, score in vocab]
     if model.get("unk_token") is not None:
         result["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
     if "merges" in model:
-        result["merges"] = [
-            merge for merge in model["merges"] if not _touches(merge, renamed)
-        ]
+        result["merges"] = _select_merges(model["merges"], renamed)
     if "dropout" in model:
         result["dropout"] = None
     return result
+
+
+def _select_merges(
+    merges: Sequence[str | Sequence[str]], removed: Mapping[str, str]
+) -> Sequence[str | Sequence[str]]:
+    """Return the merges that neither use nor produce a removed token."""
+    # Almost always all of them, and one search is faster than a look at each merge.
+    pairs = (merge if isinstance(merge, str) else "".join(merge) for merge in merges)
+    text = "\n".join(pairs).replace(" ", "")
+    if not any(token.replace(" ", "") in text for token in removed):
+        return merges
+    return [merge for merge in merges if not _touches(merge, removed)]
 
 
 def _touches(merge: str | Sequence[str], tokens: Mapping[str, str]) -> bool:

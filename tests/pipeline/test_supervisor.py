@@ -223,6 +223,24 @@ def test_a_signal_ends_the_child_in_order(
     assert (tmp_path / "closed").exists()
 
 
+def test_exit_functions_run_although_the_child_ends_at_once(
+    start: Start, tmp_path: Path
+) -> None:
+    """Libraries close what they have opened, and the last words are printed."""
+    lines = [
+        "import atexit, weakref",
+        "atexit.register((folder / 'exit').touch)",
+        "class Library: pass",
+        "library = Library()",
+        "weakref.finalize(library, (folder / 'finalizer').touch)",
+        "console.file.write('the last words')",
+        "report_exit(3)",
+    ]
+    assert end(start("\n".join(lines))) == (3, "the last words", "")
+    assert (tmp_path / "exit").exists()
+    assert (tmp_path / "finalizer").exists()
+
+
 @pytest.mark.parametrize("body", ["os.abort()", "sys.exit(15)", "report_exit(15)"])
 def test_sigterm_has_its_line_when_the_child_ends_otherwise(
     start: Start, tmp_path: Path, body: str

@@ -27,7 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from stages.contract import Outcome
 from stages.transform.encoders import Gigatoken
 from stages.transform.tokenize import SLICE_BYTES, Tokenize, TokenizeSettings
-from stages.transform.tokenizer_files import MAX_VOCAB_SIZE, read_definition
+from stages.transform.tokenizer_files import MAX_VOCAB_SIZE, read_definition, spec_for_text
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog did not mind at all.",
@@ -580,6 +580,18 @@ def test_merges_may_be_written_as_text(
     assert encode(open_stage(tmp_path), [*SENTENCES]) == encode(
         stages["json"][0], [*SENTENCES]
     )
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_merges_that_make_a_special_token_are_removed(as_text: bool):
+    """Otherwise a text could be merged to it. Merges of other tokens stay."""
+    pairs = [("<", "e"), ("e", "n"), ("<e", "nd>"), ("<end>", "x"), ("x", "y")]
+    merges = [" ".join(pair) for pair in pairs] if as_text else pairs
+    special = {"id": 1, "content": "<end>", "special": True}
+    model = {"vocab": {"x": 0, "<end>": 1}, "merges": merges}
+    spec = spec_for_text({"added_tokens": [special], "model": model})
+    assert spec["model"]["merges"] == [merges[0], merges[1], merges[4]]
+    assert spec["model"]["vocab"] == {"x": 0, "\uffff1": 1}
 
 
 def test_dropout_does_not_apply(
