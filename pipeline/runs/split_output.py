@@ -180,12 +180,12 @@ class RowGroups:
         self.start(table.schema)
         self._pending.append(table)
         if sum(t.num_rows for t in self._pending) >= ROWS_PER_GROUP:
-            rows = pa.concat_tables(self._pending).combine_chunks()
+            rows = pa.concat_tables(self._pending)
             whole = rows.num_rows - rows.num_rows % ROWS_PER_GROUP
             for start in range(0, whole, ROWS_PER_GROUP):
-                self._writer.write_table(
-                    rows.slice(start, ROWS_PER_GROUP), row_group_size=ROWS_PER_GROUP
-                )
+                # Only a group with rows of several chunks is copied.
+                group = rows.slice(start, ROWS_PER_GROUP).combine_chunks()
+                self._writer.write_table(group, row_group_size=ROWS_PER_GROUP)
             self._pending = [rows.slice(whole)] if whole < rows.num_rows else []
 
     def close(self) -> None:
@@ -242,10 +242,12 @@ def read_row_groups(
     """Yield tables of whole row groups, each of at least `batch_mb` MB in memory, except the last."""
     with source, pq.ParquetFile(source) as file:
         groups: list[pa.Table] = []
+        num_bytes = 0
         for index in range(file.num_row_groups):
             groups.append(file.read_row_group(index, columns=columns))
-            if sum(group.nbytes for group in groups) >= batch_mb * 2**20:
+            num_bytes += groups[-1].nbytes
+            if num_bytes >= batch_mb * 2**20:
                 yield pa.concat_tables(groups)
-                groups = []
+                groups, num_bytes = [], 0
         if groups:
             yield pa.concat_tables(groups)

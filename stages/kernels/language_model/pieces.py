@@ -13,12 +13,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stages.kernels.compilation import compiled
+from stages.kernels.compilation import compiled, inlined
 
 UNKNOWN = -1
 _ROOT = np.uint64(0)
-_BASE = np.uint64(0)  # columns of `nodes`
-_PARENT = np.uint64(1)
+_BASE, _PARENT, _PIECE, _SCORE = (np.uint64(column) for column in range(4))  # of `nodes`
 _ONE = np.uint64(1)
 _FREE = -1  # parent of a node that is not in use
 _FULL = 0.95  # share of nodes in use, as in SentencePiece's trie
@@ -34,14 +33,15 @@ _CHARACTER_LENGTHS = np.array([1] * 12 + [2, 2, 3, 4], np.uint64)
 
 
 class PieceModel(NamedTuple):
-    """The pieces of a unigram model as a trie of bytes."""
+    """The pieces of a unigram model as a trie of bytes.
 
-    # (num_nodes, 2) int32: base and parent of each node
-    nodes: NDArray[np.int32]
-    # (num_nodes,) the piece that ends at the node, or UNKNOWN
-    pieces: NDArray[np.int32]
-    # (num_pieces,) log probability
-    scores: NDArray[np.float32]
+    A row of `nodes` has a node's base and parent, and the piece that ends at it, or UNKNOWN. The
+    log probability of the piece is in the fourth column of `floats`. A step of a search reads one
+    row, so one cache line.
+    """
+
+    nodes: NDArray[np.int32]  # (num_nodes, 4)
+    floats: NDArray[np.float32]  # the same memory
     unknown_score: np.float32
 
 
@@ -51,15 +51,22 @@ def build_piece_model(texts: list[bytes], scores: NDArray[np.float32]) -> PieceM
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(texts[i]) for i in order], out=offsets[1:])
     utf8 = np.frombuffer(b"".join(texts[i] for i in order), np.uint8)
-    nodes, pieces = _build_trie(utf8, offsets, order)
-    return PieceModel(nodes, pieces, scores, scores.min() - _UNKNOWN_PENALTY)
+    links, pieces = _build_trie(utf8, offsets, order)
+    nodes = np.zeros((len(links), 4), np.int32)
+    nodes[:, :2], nodes[:, _PIECE] = links, pieces
+    floats = nodes.view(np.float32)
+    floats[pieces != UNKNOWN, _SCORE] = scores[pieces[pieces != UNKNOWN]]
+    return PieceModel(nodes, floats, scores.min() - _UNKNOWN_PENALTY)
 
 
 @compiled
 def _build_trie(
     utf8: NDArray[np.uint8], offsets: NDArray[np.int64], order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return `nodes` and `pieces` of a `PieceModel`, from pieces in ascending order."""
+    """Return (num_nodes, 2) base and parent, and (num_nodes,) the piece of each node.
+
+    The pieces are in ascending order.
+    """
     nodes, pieces = _grow(np.empty((0, 2), np.int32), np.empty(0, np.int32), 1024)
     nodes[0, 1] = 0  # the root
     # Each entry is a node whose children are missing, and its pieces: first, end, length so far.
@@ -144,8 +151,11 @@ def _are_free(nodes: NDArray[np.int32], base: int, labels: NDArray[np.int64]) ->
     return True
 
 
-class Path(NamedTuple):
-    """The best path to each byte of a line of n bytes, as its last piece."""
+class BestPath(NamedTuple):
+    """The best path to each byte of a line of n bytes, as its last piece.
+
+    The arrays can be longer, and are used again for the next line.
+    """
 
     # (n + 1,) log probability of the path
     scores: NDArray[np.float32]
@@ -156,16 +166,30 @@ class Path(NamedTuple):
 
 
 @njit(nogil=True)
-def find_pieces(line: NDArray[np.uint8], model: PieceModel) -> Path:
-    """Find the most probable segmentation of UTF-8 that is normalized as the model does it."""
-    nodes, piece_of_node, log_probs, unknown_score = model
-    path = Path(
-        np.zeros(len(line) + 1, np.float32),
-        np.full(len(line) + 1, -1, np.int32),
-        np.empty(len(line) + 1, np.int32),
+def make_path(size: int) -> BestPath:
+    """Return memory for the path of a line of up to `size` bytes."""
+    return BestPath(
+        np.empty(size + 1, np.float32),
+        np.empty(size + 1, np.int32),
+        np.empty(size + 1, np.int32),
     )
+
+
+@njit(nogil=True)
+def find_pieces(line: NDArray[np.uint8], model: PieceModel, path: BestPath) -> None:
+    """Find the most probable segmentation of UTF-8 that is normalized as the model does it.
+
+    Args:
+        line: n bytes.
+        model: the pieces.
+        path: for the result, of at least n + 1 entries.
+    """
+    nodes, floats, unknown_score = model
+    path.scores[0] = 0
+    path.starts[: len(line) + 1] = -1
     # Unsigned indexes save a quarter of the time: numba adds no code for negative ones.
     size = np.uint64(len(line))
+    first_base = np.uint64(nodes[_ROOT, _BASE])
     frontier = np.uint64(0)  # the last byte that a path has reached
     start = np.uint64(0)
     while start < size:
@@ -174,19 +198,19 @@ def find_pieces(line: NDArray[np.uint8], model: PieceModel) -> Path:
         score_here = path.scores[start]
         width = np.uint64(min(_CHARACTER_LENGTHS[line[start] >> 4], size - start))
         is_known = False
-        node = _ROOT
+        node, base = _ROOT, first_base
         end = start
         while end < size:
-            child = np.uint64(nodes[node, _BASE]) + np.uint64(line[end])
+            child = base + np.uint64(line[end])
             if np.uint64(nodes[child, _PARENT]) != node:
                 break
-            node = child
+            node, base = child, np.uint64(nodes[child, _BASE])
             end += _ONE
-            piece = piece_of_node[node]
+            piece = nodes[node, _PIECE]
             if piece == UNKNOWN:
                 continue
             frontier = max(frontier, end)
-            _offer(path, start, end, piece, log_probs[piece] + score_here)
+            _offer(path, start, end, piece, floats[node, _SCORE] + score_here)
             if end - start == width:
                 is_known = True
         if not is_known:
@@ -194,12 +218,11 @@ def find_pieces(line: NDArray[np.uint8], model: PieceModel) -> Path:
             frontier = max(frontier, end)
             _offer(path, start, end, UNKNOWN, unknown_score + score_here)
         start += width
-    return path
 
 
-@njit(nogil=True)
+@inlined
 def _offer(
-    path: Path, start: np.uint64, end: np.uint64, piece: int, score: np.float32
+    path: BestPath, start: np.uint64, end: np.uint64, piece: int, score: np.float32
 ) -> None:
     """Let the best path to byte `end` finish with this piece if that is better."""
     if path.starts[end] == -1 or score > path.scores[end]:
@@ -209,7 +232,7 @@ def _offer(
 
 
 @njit(nogil=True)
-def _subtract_score(path: Path, start: np.int64, frontier: np.int64) -> None:
+def _subtract_score(path: BestPath, start: np.int64, frontier: np.int64) -> None:
     """Subtract scores[start] from the scores of all paths that end in [start, frontier]."""
     offset = path.scores[start]
     for i in range(start, frontier + 1):

@@ -32,9 +32,11 @@ from stages.kernels.language_model.normalization import (
 )
 from stages.kernels.language_model.pieces import (
     UNKNOWN,
+    BestPath,
     PieceModel,
     build_piece_model,
     find_pieces,
+    make_path,
 )
 from stages.string_buffers import read_string_buffers
 
@@ -160,14 +162,20 @@ def _score_texts(
         longest = max(longest, offsets[i + 1] - offsets[i])
     line = np.empty(measure_normal_form(longest), np.uint8)
     run = np.empty(measure_normal_form(longest), np.uint8)
+    # Memory that is used again for each text: where it is new, the system must clear it.
+    room = 2 * longest  # in bytes of normal form; more is rare
+    path, words = make_path(room), np.empty(room + 2, np.uint32)
     for i in range(num_texts):
         text = utf8[offsets[i] : offsets[i + 1]]
         size = normalize_text(text, normalization, line, run)
         if size == UNSUPPORTED:
             num_pieces[i] = UNSUPPORTED
         else:
+            if size > room:
+                room = size
+                path, words = make_path(room), np.empty(room + 2, np.uint32)
             log10_probs[i], num_pieces[i] = _score_line(
-                line[:size], model, words_of_pieces, ngrams
+                line[:size], model, words_of_pieces, ngrams, path, words
             )
     return log10_probs, num_pieces
 
@@ -178,12 +186,16 @@ def _score_line(
     model: PieceModel,
     words_of_pieces: NDArray[np.uint32],
     ngrams: NgramTables,
+    path: BestPath,
+    words: NDArray[np.uint32],
 ) -> tuple[float, int]:
-    """Return log10 p and the number of pieces of a text in normal form."""
+    """Return log10 p and the number of pieces of a text in normal form.
+
+    `path` and `words` are memory for lines of that length.
+    """
     size = len(line)
-    path = find_pieces(line, model)
-    # The best path is read from its end, so words are written from the end of the array.
-    words = np.empty(size + 2, np.uint32)
+    find_pieces(line, model, path)
+    # The best path is read from its end, so words are written from the end.
     words[size + 1] = words_of_pieces[-1]
     first = size + 1
     end = size
@@ -201,4 +213,4 @@ def _score_line(
         end = start
     num_pieces = size + 1 - first
     words[first - 1] = words_of_pieces[-2]
-    return score_words(words[first - 1 :], ngrams), num_pieces
+    return score_words(words[first - 1 : size + 2], ngrams), num_pieces

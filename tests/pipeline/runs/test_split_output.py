@@ -15,7 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.runs.split_output import read_matching_rows, read_table
+from pipeline.runs.split_output import (
+    ROWS_PER_GROUP,
+    RowGroups,
+    read_matching_rows,
+    read_row_groups,
+    read_table,
+)
 from pipeline.runs.split_output import write_parquet as write_table
 
 SMALL = st.none() | st.integers(0, 5)
@@ -95,3 +101,20 @@ def test_only_strings_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
     chunks = [group.column(i) for i in range(group.num_columns)]
     coded = [chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page]
     assert coded == ["language"]
+
+
+def test_a_file_does_not_depend_on_the_tables_that_are_added(tmp_path: Path) -> None:
+    """Row groups have rows of several tables, or a part of one."""
+    num_rows = 3 * ROWS_PER_GROUP + 7
+    texts = [f"text {i} " * (i % 50) for i in range(num_rows)]
+    rows = pa.table({"id": range(num_rows), "text": pa.array(texts, pa.large_string())})
+    contents: set[bytes] = set()
+    for rows_per_table in (num_rows, 100, ROWS_PER_GROUP, ROWS_PER_GROUP + 1, 1_200):
+        path = tmp_path / f"{rows_per_table}.parquet"
+        with RowGroups(path) as file:
+            for start in range(0, num_rows, rows_per_table):
+                file.add(rows.slice(start, rows_per_table))
+        contents.add(path.read_bytes())
+        with pa.OSFile(str(path)) as source:
+            assert pa.concat_tables(read_row_groups(source)).equals(rows)
+    assert len(contents) == 1

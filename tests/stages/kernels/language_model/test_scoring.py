@@ -124,6 +124,22 @@ def test_a_long_line_scores_as_with_the_libraries(models: Models):
     models.check(" ".join(words))
 
 
+def test_texts_of_a_batch_score_as_alone(models: Models):
+    """The memory of a text is used for the next one, which may need more."""
+    texts = [
+        "the cat",
+        "a b c d e f g h i j",
+        "j i h g f e d c b a b c",
+        "a",
+        "",
+        "the cat",
+    ]
+    together = models.scorer.score(pa.array(texts))
+    alone = [models.scorer.score(pa.array([text])) for text in texts]
+    for i in range(2):
+        assert together[i].tolist() == [scored[i][0] for scored in alone]
+
+
 def test_sums_are_reset_as_in_sentencepiece(tmp_path: Path):
     """Far from 0, float32 cannot tell two ways to cut a word apart; after a reset it can."""
     scores = {"▁": -100.0, "a": -10.0, "b": -10.0, "ab": -20.003}
