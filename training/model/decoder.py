@@ -262,7 +262,9 @@ class Decoder(nn.Module):
         hidden_BTD = self.embed_tokens(input_ids_BT)
         if isinstance(hidden_BTD, DTensor):
             # Sequence parallel: from here on, T is this rank's share of the tokens.
-            hidden_BTD = hidden_BTD.to_local()
+            # The copy waits for the reduction. A tensor that is still awaited gets no gradient from
+            # a compiled block with torch 2.13, and the embedding would not be trained.
+            hidden_BTD = hidden_BTD.to_local().clone()
         for block in self.layers:
             hidden_BTD = block(hidden_BTD, rope, mask)
         return self.lm_head(self.norm(hidden_BTD), labels_BT)

@@ -24,6 +24,8 @@ class ContextParallel:
     def __init__(self, mesh: DeviceMesh) -> None:
         """Join the ranks of a one-dimensional mesh."""
         self._mesh = mesh
+        # Collectives get the name: torch 2.13 cannot save a mesh for backward in compiled code.
+        self._group_name = mesh.get_group().group_name
         self.degree, self.rank = mesh.size(), mesh.get_local_rank()
 
     def take_tokens(self, values: Tensor, dim: int) -> Tensor:
@@ -65,7 +67,7 @@ class ContextParallel:
 
     def _exchange(self, parts: Tensor) -> Tensor:
         """Send part i of the first dimension to rank i; return the parts by their source."""
-        received: Any = _Exchange.apply(parts, self._mesh)
+        received: Any = _Exchange.apply(parts, self._group_name)
         return received
 
 
@@ -76,16 +78,16 @@ class _Exchange(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, mesh: DeviceMesh) -> Tensor:
-        ctx.mesh = mesh
-        return _exchange(parts, mesh)
+    def forward(ctx: Any, parts: Tensor, group_name: Any) -> Tensor:
+        ctx.group_name = group_name
+        return _exchange(parts, group_name)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _exchange(grads[0], ctx.mesh), None
+        return _exchange(grads[0], ctx.group_name), None
 
 
-def _exchange(parts: Tensor, mesh: DeviceMesh) -> Tensor:
-    sizes = [1] * mesh.size()
-    sent = collectives.all_to_all_single(parts.contiguous(), sizes, sizes, mesh)
+def _exchange(parts: Tensor, group_name: Any) -> Tensor:
+    sizes = [1] * len(parts)
+    sent = collectives.all_to_all_single(parts.contiguous(), sizes, sizes, group_name)
     return collectives.wait_tensor(sent)

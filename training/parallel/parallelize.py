@@ -30,7 +30,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from training.config import ParallelConfig, PrecisionConfig
 from training.model.attention import select_kernel
@@ -267,11 +267,18 @@ def _configure_blocks(
         checkpoint_args["context_fn"] = functools.partial(
             create_selective_checkpoint_contexts, _list_stored_operators()
         )
+    checkpoints_all = parallel.activation_checkpointing == "full"
     for block in model.layers:
         assert isinstance(block, Block)
         block.checkpoint_args = checkpoint_args
         forward: Callable[..., Any] = block.forward_with_checkpointing
-        if precision.compile:
+        if precision.compile and parallel.tensor > 1 and checkpoints_all:
+            # torch 2.13 cannot compile the recomputation of sharded matrices: it would save their
+            # mesh for backward.
+            assert checkpoint_args is not None
+            compiled: Any = torch.compile(block.forward_plain)
+            forward = functools.partial(checkpoint, compiled, **checkpoint_args)
+        elif precision.compile:
             # Per block, not the whole model: blocks share one compilation, and FSDP's hooks stay
             # outside of the graph.
             forward = torch.compile(forward)
