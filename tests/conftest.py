@@ -20,9 +20,12 @@ from tests.shared_ray import SharedRay
 
 REPOSITORY = Path(__file__).parent.parent
 
-# Tests of these folders start first, in this order. The run that a cluster is compared with compiles
-# most kernels, while the other processes test the trainer, which needs none.
-FIRST_FOLDERS = ("cluster", "training", "e2e", "benchmarks", "faults")
+# In a new clone, this file compiles most kernels. Meanwhile the other processes test the trainer,
+# which needs none: each process that starts a pipeline before would compile them, too.
+FIRST_FILE = "e2e/test_same_bytes.py"
+# Tests of these folders come next, in this order; those of the cluster end the group with Ray.
+FIRST_FOLDERS = ("training", "e2e", "benchmarks", "faults")
+LAST_FOLDER = "cluster"
 
 # Ray reads mode and token once per process, when it is first used: all tests use the same.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -129,9 +132,14 @@ def uses_ray(item: pytest.Item) -> bool:
 
 
 def find_turn(item: pytest.Item) -> int:
-    """Return the place of the test's folder in FIRST_FOLDERS; other folders come last."""
-    folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
-    return FIRST_FOLDERS.index(folder) if folder in FIRST_FOLDERS else len(FIRST_FOLDERS)
+    """Return when the tests of this file start, as a number to sort by."""
+    file = item.path.relative_to(REPOSITORY / "tests")
+    folder = file.parts[0]
+    if file.as_posix() == FIRST_FILE and not uses_ray(item):
+        return -1
+    if folder in FIRST_FOLDERS:
+        return FIRST_FOLDERS.index(folder)
+    return len(FIRST_FOLDERS) + (folder == LAST_FOLDER)
 
 
 @pytest.fixture

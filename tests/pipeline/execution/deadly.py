@@ -18,8 +18,8 @@ FAULTS = {
     "raise memory": MemoryError(),
     "raise other": KeyError("key"),
 }
-# Environment variable: a file that gets a byte for every process that is killed.
-LOG = "DEADLY_LOG"
+# The text of a page that kills its process: this word and a file, which gets a byte each time.
+KILL = "kill "
 
 
 class Deadly(Length):
@@ -28,9 +28,10 @@ class Deadly(Length):
     def apply(self, batch: pa.Table) -> Outcome:
         """Raise or kill the process if a text asks for it; otherwise apply `Length`."""
         for text in batch.column("text").to_pylist():
-            if "kill" in text:
-                with Path(os.environ[LOG]).open("ab") as log:
-                    log.write(b".")
+            _, is_deadly, log = text.rpartition(KILL)
+            if is_deadly:
+                with Path(log).open("ab") as file:
+                    file.write(b".")
                 os.kill(os.getpid(), signal.SIGKILL)
             if "endless" in text:
                 spin()

@@ -26,7 +26,7 @@ from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
-from tests.pipeline.execution.deadly import DEADLY_STAGES, LOG
+from tests.pipeline.execution.deadly import DEADLY_STAGES, KILL
 from tests.stages.examples import tiny_lm
 
 TEXTS = (
@@ -269,6 +269,7 @@ def is_printed_by_ray(line: str) -> bool:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
 def test_a_process_that_dies_fails_only_its_task_on_ray(
     small: Small, files: list[Path], tmp_path: Path
 ) -> None:
@@ -276,7 +277,8 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
 
     Apart from the report of Ray on the dead workers, the terminal shows our lines only.
     """
-    write_wet(files[1], ["sound page", "kill"])
+    log = tmp_path / "killed"
+    write_wet(files[1], ["sound page", f"{KILL}{log}"])
     sections: dict[str, Any] = {"input": {"files": [str(path) for path in files]}}
     small.config(
         **sections,
@@ -286,7 +288,6 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
             "advanced": {"max_attempts": 2, "max_error_share": 1},
         },
     )
-    log = tmp_path / "killed"
     code = "from tests.pipeline.execution.deadly import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "run", str(small.path)],
@@ -294,7 +295,7 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
         text=True,
         capture_output=True,
         check=False,
-        env=os.environ | {LOG: str(log), "COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200"},
         timeout=600,
     )
     assert done.returncode == 1, done.stdout + done.stderr
