@@ -126,7 +126,7 @@ def simulate(num_splits: int, folder: Path) -> Measured:
 def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what `engine.run` does for a phase, in order. Between two actions the task outputs are put in place."""
     folder, name = phase.folder, phase.name
-    yield f"{name}: begin", lambda: (folder.begin(), folder.done())
+    yield f"{name}: begin", lambda: (folder.begin(), folder.list_done())
     yield f"{name}: list tasks", phase.task_ids
     if isinstance(phase, SplitPhase):
         link_outputs(phase, seeds)
@@ -163,7 +163,7 @@ def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]
 def finish(phase: Phase) -> None:
     """Merge the outputs of all tasks and write the summary of the phase."""
     phase.finish()
-    counters = phase.sum_of_records().to_json()
+    counters = phase.sum_records().to_json()
     phase.folder.finish({"task_ids": len(phase.task_ids()), "of": "", "counters": counters})
 
 

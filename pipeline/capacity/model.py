@@ -275,7 +275,7 @@ class CostModel:
         """Return how often the files of a split are opened by a phase that opens all splits."""
         if not opens_all_splits(phase):
             return 0
-        return self._count_reads(phase) * phase.splits_per_task(
+        return self._count_reads(phase) * phase.count_splits_per_task(
             self.config, self.num_splits
         )
 

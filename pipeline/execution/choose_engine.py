@@ -143,7 +143,7 @@ def _ignore_resources(config: RunConfig) -> RunConfig:
 
 def _count_left(plan: RunPlan, phase: type[Phase], num_tasks: int) -> int:
     folder = plan.folder(phase.name)
-    done = folder.done()
+    done = folder.list_done()
     if phase.task_kind == "splits":
         return len({split.key for split in plan.splits} - done)
-    return 0 if folder.complete() else max(0, num_tasks - len(done))
+    return 0 if folder.is_complete() else max(0, num_tasks - len(done))

@@ -187,31 +187,33 @@ def _try_phase(phase: Phase, engine: Engine) -> Generator[Event, None, list[Dama
         The damaged outputs that were found; then the phase is not complete.
     """
     try:
-        return (yield from _run_left_tasks(phase, engine))
+        return (yield from _run_remaining_tasks(phase, engine))
     except DamagedOutput as error:  # in the driver, while it read records or merged outputs
         return [error.damage]
 
 
-def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list[Damage]]:
+def _run_remaining_tasks(
+    phase: Phase, engine: Engine
+) -> Generator[Event, None, list[Damage]]:
     folder = phase.folder
     # The folder of extract outlives a change of the input. It is complete only for the splits it names.
     splits = fingerprint([split.key for split in phase.plan.splits])
-    if folder.complete() and folder.summary().get("of") == splits:
+    if folder.is_complete() and folder.summary().get("of") == splits:
         if damaged := {damage.address: damage for damage in phase.find_damage()}:
             return list(damaged.values())
         yield PhaseFinished(phase.name, phase.counters(), was_complete=True)
         return []
     folder.begin()
     task_ids = phase.task_ids()
-    done = folder.done()
-    left = [task_id for task_id in task_ids if task_id not in done]
+    done = folder.list_done()
+    remaining = [task_id for task_id in task_ids if task_id not in done]
     shares = _compute_shares(phase, task_ids)
-    share_done = 1.0 - sum(shares[task_id] for task_id in left)
-    num_done = len(task_ids) - len(left)
+    share_done = 1.0 - sum(shares[task_id] for task_id in remaining)
+    num_done = len(task_ids) - len(remaining)
     yield PhaseStarted(phase.name, len(task_ids), num_done, share_done)
     failures: dict[str, str] = {}
     damages: dict[str, Damage] = {}
-    for result in _run_tasks(phase, left, engine):
+    for result in _run_tasks(phase, remaining, engine):
         if result.damage is not None:
             damages[result.damage.address] = result.damage
             continue
@@ -220,12 +222,12 @@ def _run_left_tasks(phase: Phase, engine: Engine) -> Generator[Event, None, list
         yield _make_task_event(phase, result, shares[result.task_id])
     if damages:
         return list(damages.values())
-    for task_id in set(left) - failures.keys() - folder.done():
+    for task_id in set(remaining) - failures.keys() - folder.list_done():
         failures[task_id] = "the engine returned neither a result nor a failure"
     if failures:
         raise RunAborted(_format_failures(phase, failures, len(task_ids)))
     phase.finish()
-    counters = phase.sum_of_records()
+    counters = phase.sum_records()
     summary = {"task_ids": len(task_ids), "of": splits, "counters": counters.to_json()}
     folder.finish(summary)
     yield PhaseFinished(phase.name, phase.counters(), was_complete=False)

@@ -76,7 +76,7 @@ class Repairs:
             RunAborted: they differ, and other phases may have read those before.
         """
         for folder, task_id in list(self._outputs_before):
-            if task_id not in folder.done():
+            if task_id not in folder.list_done():
                 continue  # with another engine.memory_mb, there are other partitions
             before = self._outputs_before.pop((folder, task_id))
             made = folder.record(task_id)["outputs"]

@@ -94,7 +94,7 @@ def run_task(
     reset_peak_memory()
     try:
         timeout = DocumentTimeout(phase, task_id, settings)
-        num_deaths = phase.folder.attempt(task_id) - 1 - timeout.num_notes
+        num_deaths = phase.folder.count_attempt(task_id) - 1 - timeout.num_notes
         check_attempts(settings.advanced.max_attempts, num_deaths + 1)
         if isinstance(phase, PartitionPhase):
             with timer.step(phase.name):

@@ -96,9 +96,9 @@ class FilterPhase(SplitPhase):
         return tuple(specs)
 
     @classmethod
-    def model_references(cls, config: RunConfig) -> list[str]:
+    def list_model_references(cls, config: RunConfig) -> list[str]:
         """Return the models of the phase, and the files with its perplexity cutoffs."""
-        references = super().model_references(config)
+        references = super().list_model_references(config)
         if config.select.perplexity is None or config.select.perplexity.cutoffs == "run":
             return references
         if config.select.perplexity.cutoffs != "model":

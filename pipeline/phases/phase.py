@@ -170,7 +170,7 @@ class Phase(ABC):
         return tuple(specs)
 
     @classmethod
-    def model_references(cls, config: RunConfig) -> list[str]:
+    def list_model_references(cls, config: RunConfig) -> list[str]:
         """Return the models and files that the output depends on."""
         references: list[str] = []
         for spec in cls.plan_stages(config):
@@ -225,7 +225,7 @@ class Phase(ABC):
         return num_splits if cls.is_enabled(config) else 0
 
     @classmethod
-    def splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
+    def count_splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
         """Return the number of splits whose files one task opens, where a task opens more than one."""
         del config
         return num_splits
@@ -282,7 +282,7 @@ class Phase(ABC):
             TaskFailed, ValueError: no task of the phase can run.
         """
 
-    def sum_of_records(self) -> Counters:
+    def sum_records(self) -> Counters:
         """Return the sum of the counters of all done-records."""
         return sum_counters(self.folder, self.task_ids())
 

@@ -118,7 +118,7 @@ class Select(FilterPhase):
     @classmethod
     def read_cuts(cls, folder: PhaseFolder) -> tuple[Cut, ...]:
         """Read the limits that a finished select has written; none in runs of old versions."""
-        if cls.cuts.name not in folder.done():
+        if cls.cuts.name not in folder.list_done():
             return ()
         with folder.open(cls.cuts.file_name) as file:
             return parse_cuts(file.read())

@@ -45,7 +45,8 @@ def plan_splits(
     for phase in registry.PHASES:
         specs = phase.plan_stages(config)
         models = {
-            name: model_registry.digest(name) for name in phase.model_references(config)
+            name: model_registry.digest(name)
+            for name in phase.list_model_references(config)
         }
         phases[phase.name] = PhasePlan(
             phase.name,

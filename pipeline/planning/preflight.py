@@ -71,7 +71,7 @@ def _list_phases_left(plan: RunPlan) -> Iterator[type[Phase]]:
 
 def _is_complete(plan: RunPlan, phase: type[Phase]) -> bool:
     try:
-        return plan.folder(phase.name).complete()
+        return plan.folder(phase.name).is_complete()
     except OSError:
         # The run folder cannot be read. The run says so when it takes its lock.
         return False

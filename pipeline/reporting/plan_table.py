@@ -94,7 +94,7 @@ def _describe_rules_off(plan: RunPlan) -> Iterator[str]:
 def _compute_cuts(plan: RunPlan) -> list[Cut]:
     """Return the limits that the scores of the run give; none before percentiles is done."""
     is_known = plan.phase(Percentiles.name).fingerprint is not None
-    if not is_known or not plan.folder(Percentiles.name).complete():
+    if not is_known or not plan.folder(Percentiles.name).is_complete():
         return []
     return Select(plan).compute_cuts()
 
@@ -110,8 +110,8 @@ def _describe_progress(plan: RunPlan, phase: type[Phase]) -> str:
     if plan.phase(phase.name).fingerprint is None:
         return "would run"
     folder = plan.folder(phase.name)
-    done = folder.done()
-    is_complete = folder.complete()
+    done = folder.list_done()
+    is_complete = folder.is_complete()
     if _has_task_per_split(phase):
         # The folder may also hold splits of an earlier input.
         done &= {split.key for split in plan.splits}

@@ -203,7 +203,7 @@ class RunMetrics:
     def _start_phase(self, phase: Phase, num_tasks: int, num_done: int) -> None:
         self._set_tasks(phase.name, num_tasks, num_done)
         if num_done:
-            done = sorted(phase.folder.done().intersection(phase.task_ids()))
+            done = sorted(phase.folder.list_done().intersection(phase.task_ids()))
             for record in phase.folder.records(done):
                 self.add_counters(phase.name, Counters.from_json(record["counters"]))
 
@@ -216,7 +216,7 @@ class RunMetrics:
         self.add_counters(phase.name, Counters.from_json(record["counters"]))
         for step, seconds in event.seconds.items():
             self._add(STAGE_SECONDS, phase.name, seconds, step)
-        retries = max(0, phase.folder.attempts(event.task_id) - 1)
+        retries = max(0, phase.folder.get_num_attempts(event.task_id) - 1)
         self._add(RETRIES, phase.name, retries)
 
     def _set_tasks(self, phase: str, num_planned: int, num_done: int) -> None:

@@ -146,10 +146,10 @@ def _read_phase(
     started = next((event for event in of_phase if event["event"] == "PhaseStarted"), None)
     is_running = started is not None and of_phase[-1]["event"] != "PhaseFinished"
     folder = run.folder(name)
-    if folder.complete() and not is_running:
+    if folder.is_complete() and not is_running:
         num_tasks = folder.summary()["task_ids"]
         return PhaseStatus(name, "done", num_tasks, num_tasks)
-    num_done = len(folder.done())
+    num_done = len(folder.list_done())
     if started is None:
         has_task_per_split = registry.find_phase(name).task_kind == "splits"
         num_planned = len(run.splits) if has_task_per_split else None
@@ -175,9 +175,9 @@ def _measure_rate(of_phase: Iterable[Event], started: float, now: float) -> floa
 def _read_extract_counts(run: RunFolder) -> Mapping[str, int]:
     """Return the counters of extract, from its done-records until its summary is written."""
     folder = run.folder(Extract.name)
-    if folder.complete():
+    if folder.is_complete():
         return Counters.from_json(folder.summary()["counters"]).counts
-    records = folder.intact_records(folder.done())
+    records = folder.intact_records(folder.list_done())
     return Counters.sum(Counters.from_json(record["counters"]) for record in records).counts
 
 

@@ -101,14 +101,14 @@ def _check_phase(phase: Phase) -> Iterator[Damage]:
 def _list_tasks(phase: Phase) -> list[str]:
     """Return the tasks of a finished phase, or those of an unfinished phase that are done."""
     folder = phase.folder
-    if not folder.complete():
-        return sorted(folder.done())
+    if not folder.is_complete():
+        return sorted(folder.list_done())
     if not phase.is_enabled(phase.config):
         return []
     try:
         task_ids = phase.task_ids()
     except (FileNotFoundError, DamagedFile):  # a parent is damaged, which is named itself
-        return sorted(folder.done())
+        return sorted(folder.list_done())
     artifacts = vars(type(phase)).values()
     merged = [each.name for each in artifacts if isinstance(each, MergedArtifact)]
     return task_ids + merged

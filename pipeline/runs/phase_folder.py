@@ -118,7 +118,7 @@ class PhaseFolder:
 
     # ---- done-records ----
 
-    def done(self) -> frozenset[str]:
+    def list_done(self) -> frozenset[str]:
         """Return the ids of the tasks that have a done-record."""
         names = self.root.child(_DONE).list_names()
         return frozenset(name.removesuffix(".json") for name in names)
@@ -143,7 +143,7 @@ class PhaseFolder:
             damage = Damage(str(self.root), file, error.found, error.wanted, place)
             raise DamagedOutput(damage) from error
         except FileNotFoundError as error:
-            if not self.complete():
+            if not self.is_complete():
                 raise
             damage = Damage(str(self.root), file, "no file", "the record of a done task")
             raise DamagedOutput(damage) from error
@@ -182,7 +182,7 @@ class PhaseFolder:
         Returns:
             The ids of these tasks.
         """
-        task_ids = sorted(self.done())
+        task_ids = sorted(self.list_done())
         damaged: list[str] = []
         for task_id, record in zip(
             task_ids, self.root.read_each(task_ids, self._try_record), strict=True
@@ -218,7 +218,7 @@ class PhaseFolder:
         self.root.rename(file, f"{DAMAGED}/{name}")
         return aside.locate(name)
 
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the phase is finished: all tasks are done and `finish` was called.
 
         A phase with a damaged summary is not complete. The next run writes the summary again.
@@ -269,7 +269,7 @@ class PhaseFolder:
         """Create the folder for outputs and done-records."""
         self.root.child(_DONE).make_folder()
 
-    def attempt(self, task_id: str) -> int:
+    def count_attempt(self, task_id: str) -> int:
         """Count an attempt at a task; return the number of attempts since `begin`, with this one.
 
         An attempt is a file, because an object store cannot append to one.
@@ -288,7 +288,7 @@ class PhaseFolder:
             ) from error
         return number
 
-    def attempts(self, task_id: str) -> int:
+    def get_num_attempts(self, task_id: str) -> int:
         """Return how many attempts at a task were counted since `begin`."""
         attempts, number = self.root.child(_ATTEMPTS), 0
         while attempts.exists(f"{task_id}.{number + 1}"):

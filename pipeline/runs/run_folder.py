@@ -2,7 +2,7 @@
 
 run = RunFolder.open("runs/ccnet")          # or "s3://bucket/runs/ccnet"
 run.config.select.language
-run.folder("extract").done()
+run.folder("extract").list_done()
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class RunFolder:
 
     def has_finished(self, phase: str) -> bool:
         """Return whether all tasks of a phase are done."""
-        return phase in self.folders and self.folder(phase).complete()
+        return phase in self.folders and self.folder(phase).is_complete()
 
     @property
     def dataset(self) -> Store:

@@ -160,7 +160,7 @@ def test_a_run_killed_in_each_phase_continues_to_the_same_bytes(
             time.sleep(0.01)
         driver.kill()
         driver.join()
-        assert all(plan.folder(name).complete() for name in phases[:number])
+        assert all(plan.folder(name).is_complete() for name in phases[:number])
     run_dir, events = chain.run("killed")
     assert digests(run_dir) == digests(reference_run)
     complete = [e.phase for e in events if isinstance(e, PhaseFinished) and e.was_complete]

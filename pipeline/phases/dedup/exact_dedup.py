@@ -176,12 +176,12 @@ class ExactDedup(PartitionPhase):
         pairs = np.concatenate(found)
         return self.doc_ids(pairs[:, 1]), self.doc_ids(pairs[:, 0])
 
-    def sum_of_records(self) -> Counters:
+    def sum_records(self) -> Counters:
         """Return the counters of the tasks and of the merge."""
         if self.config.exact_dedup is None:
             return Counters()
         merged = self.folder.record(self.copies.name)["counters"]
-        return super().sum_of_records() + Counters.from_json(merged)
+        return super().sum_records() + Counters.from_json(merged)
 
     def find_copies(self, split: InputSplit) -> pa.RecordBatch:
         """Return the documents of a split to drop, as COPIES; none where the phase is off."""

@@ -319,12 +319,12 @@ class FuzzyClusters(PartitionPhase):
         """Return the clusters of one task of fuzzy_dedup, as CLUSTERS."""
         return read_batch(self.folder.open(self.clusters.file_name), index)
 
-    def sum_of_records(self) -> Counters:
+    def sum_records(self) -> Counters:
         """Return the counters of the tasks and of the merge."""
         if self.config.fuzzy_dedup is None:
             return Counters()
         merged = self.folder.record(self.clusters.name)["counters"]
-        return super().sum_of_records() + Counters.from_json(merged)
+        return super().sum_records() + Counters.from_json(merged)
 
 
 def _find_representatives(

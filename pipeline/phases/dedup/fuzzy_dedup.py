@@ -170,12 +170,12 @@ class FuzzyDedup(PartitionPhase):
             found.append(batch[column].to_numpy().copy())
         return np.concatenate(found)
 
-    def sum_of_records(self) -> Counters:
+    def sum_records(self) -> Counters:
         """Return the counters of the tasks and of the merge."""
         if self.config.fuzzy_dedup is None:
             return Counters()
         merged = self.folder.record(self.near_duplicates.name)["counters"]
-        return super().sum_of_records() + Counters.from_json(merged)
+        return super().sum_records() + Counters.from_json(merged)
 
     def find_near_duplicates(self, split: InputSplit) -> pa.RecordBatch:
         """Return the documents of a split to drop, as NEAR_DUPLICATES; none where the phase is off."""

@@ -87,7 +87,7 @@ class ParagraphDedup(PartitionPhase):
         """Return groups times partitions."""
         if config.paragraph_dedup.keep == "keep_all":
             return 0
-        group_splits = cls.splits_per_task(config, num_splits)
+        group_splits = cls.count_splits_per_task(config, num_splits)
         largest = math.ceil(amounts["paragraphs"] * group_splits / num_splits)
         num_partitions = count_partitions(
             largest, BYTES_PER_PARAGRAPH, config.engine.memory_mb
@@ -95,7 +95,7 @@ class ParagraphDedup(PartitionPhase):
         return math.ceil(num_splits / group_splits) * num_partitions
 
     @classmethod
-    def splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
+    def count_splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
         """Return the splits of a group."""
         return min(num_splits, config.paragraph_dedup.group_splits or num_splits)
 
@@ -129,7 +129,7 @@ class ParagraphDedup(PartitionPhase):
     @cached_property
     def num_partitions(self) -> int:
         """The number of partitions of a group. Each partition fits into the memory of a task."""
-        if self.folder.complete():
+        if self.folder.is_complete():
             # As many as there were: `engine.memory_mb` may be another one by now.
             return self.folder.summary()["task_ids"] // len(self.groups)
         counts, num_previous = (

@@ -202,7 +202,7 @@ class SubstringDedup(PartitionPhase):
     @cached_property
     def num_partitions(self) -> int:
         """The number of partitions. Each fits into the memory of a task."""
-        if self.folder.complete():
+        if self.folder.is_complete():
             # As many as there were: `engine.memory_mb` may be another one by now.
             return self.folder.summary()["task_ids"]
         num_windows = sum(self.counts(SubstringHashes.name, "windows"))

@@ -56,9 +56,9 @@ class MixPercentiles(FilterPhase):
         return (recorded.get(cls.section) or {}).get("mix") is None
 
     @classmethod
-    def model_references(cls, config: RunConfig) -> list[str]:
+    def list_model_references(cls, config: RunConfig) -> list[str]:
         """Return also the tokenizer, if there is a budget."""
-        references = super().model_references(config)
+        references = super().list_model_references(config)
         if _has_budget(config):
             references += Tokenize.required_files(config.tokenize)
         return references

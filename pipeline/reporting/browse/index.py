@@ -178,7 +178,9 @@ def build_index(
             raise RunNotFound(f"{run.run_dir}: extract has not finished an input split yet")
         documents = pa.concat_tables(parts, promote_options="default")
         documents = _add_quality_scores(run, documents, parts[0].num_rows, names)
-        num_splits = len(run.folder(Extract.name).done() & {split.key for split in splits})
+        num_splits = len(
+            run.folder(Extract.name).list_done() & {split.key for split in splits}
+        )
         yield Index(run, documents, parts[0].num_rows, names, num_splits)
 
 

@@ -66,7 +66,7 @@ def list_models(config: RunConfig) -> list[Model]:
     references: dict[str, None] = {}
     for phase in registry.PHASES:
         if phase.is_enabled(config):
-            references.update(dict.fromkeys(phase.model_references(config)))
+            references.update(dict.fromkeys(phase.list_model_references(config)))
     models: list[Model] = []
     for reference in references:
         asset = REGISTRY.get(reference)

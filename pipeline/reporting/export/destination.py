@@ -83,7 +83,7 @@ class Destination:
             task_id: a name for the task.
             write: writes the files. They appear with the record, which may hold counters.
         """
-        if task_id not in self._outputs.done():
+        if task_id not in self._outputs.list_done():
             with self._outputs.commit(task_id) as output:
                 write(output)
         return self._outputs.record(task_id)

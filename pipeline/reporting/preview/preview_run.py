@@ -126,7 +126,7 @@ def _count_scores(run: RunFolder, phase: SplitPhase) -> None:
     phase.prepare_tasks()
     for split in run.splits:
         _run_task(run, phase, split)
-    counters = phase.sum_of_records().to_json()
+    counters = phase.sum_records().to_json()
     phase.folder.finish({"task_ids": len(run.splits), "of": "", "counters": counters})
 
 

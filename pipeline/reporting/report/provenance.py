@@ -92,7 +92,7 @@ def _list_models(run: RunFolder) -> Iterator[Model]:
     phases: dict[str, list[str]] = {}
     for phase in registry.PHASES:
         if phase.is_enabled(run.config):
-            for name in dict.fromkeys(phase.model_references(run.config)):
+            for name in dict.fromkeys(phase.list_model_references(run.config)):
                 phases.setdefault(name, []).append(phase.name)
     for name, used_by in sorted(phases.items()):
         asset = REGISTRY.get(name)

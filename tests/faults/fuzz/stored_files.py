@@ -122,9 +122,9 @@ def _read_run(folder: Path) -> None:
     list(run.read_events())
     for phase in run.folders:
         phase_folder = run.folder(phase)
-        for task_id in phase_folder.done():
+        for task_id in phase_folder.list_done():
             phase_folder.record(task_id)
-        if phase_folder.complete():
+        if phase_folder.is_complete():
             phase_folder.summary()
 
 

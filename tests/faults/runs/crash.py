@@ -78,7 +78,7 @@ def make_point(
 
 def _read_records(phase: str) -> list[dict]:
     folder = get_reference_run().folder(phase)
-    return list(folder.records(sorted(folder.done())))
+    return list(folder.records(sorted(folder.list_done())))
 
 
 def run_killed(plan: RunPlan, point: KillPoint) -> None:

@@ -201,7 +201,7 @@ def test_calibration_of_a_run_predicts_its_own_bytes(pages: Small) -> None:
     for phase in cost.phases:
         folder = run.folder(phase.name)
         # The manifest and the cuts are written by `finish`, not by a task.
-        task_ids = folder.done() - {"manifest", "cuts"}
+        task_ids = folder.list_done() - {"manifest", "cuts"}
         records = [folder.record(task_id) for task_id in task_ids]
         assert phase.num_tasks == len(records)
         written = sum(

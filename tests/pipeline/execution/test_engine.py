@@ -230,7 +230,7 @@ def test_a_task_without_a_result_is_a_failure(small: Small) -> None:
 
     with pytest.raises(RunAborted, match="returned neither a result nor a failure"):
         list(run(plan, Forgetful(plan.config.engine)))
-    assert not plan.folder("extract").complete()
+    assert not plan.folder("extract").is_complete()
 
 
 def test_phases_start_in_order_and_complete_phases_are_skipped(small: Small) -> None:
@@ -301,7 +301,7 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
     assert done.returncode == 1, done.stdout + done.stderr
     found = RunFolder.open(tmp_path / "run")
     assert log.read_bytes() == b".."
-    assert found.folder("extract").done() == {found.splits[0].key, found.splits[2].key}
+    assert found.folder("extract").list_done() == {found.splits[0].key, found.splits[2].key}
     why = f"{found.splits[1].key}: the process that ran this task died 2 times: a document or a model crashes it, or memory runs out (then lower engine.workers)"
     lines = [line for line in done.stdout.splitlines() if not is_printed_by_ray(line)]
     first, *progress, last = lines

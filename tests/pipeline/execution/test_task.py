@@ -341,7 +341,7 @@ def test_a_result_has_the_times_of_each_step(folder: PhaseFolder) -> None:
     assert sorted(result.seconds) == ["later", "read", "touchy", "write"]
     assert result.seconds["later"] >= 5 * 0.001
     assert result.cpu_seconds.keys() == result.seconds.keys()
-    assert folder.done() == {TASK}
+    assert folder.list_done() == {TASK}
     counts = folder.record(TASK)["counters"]["counts"]
     assert counts == {"documents": 5, "documents_kept": 5, "records": 7, "seen": 5}
 
@@ -415,7 +415,7 @@ def test_a_failed_task_leaves_no_trace_in_the_next(folder: PhaseFolder) -> None:
     assert phase.run(max_error_share=0.1, task_id="000000-aaaaaaaa").failed is not None
     phase.batches = [documents(["b"], first=9)]
     assert phase.run(max_error_share=0.1, task_id="000001-bbbbbbbb").failed is None
-    assert folder.done() == {"000001-bbbbbbbb"}
+    assert folder.list_done() == {"000001-bbbbbbbb"}
     assert folder.record("000001-bbbbbbbb")["counters"]["counts"]["documents"] == 1
 
 
@@ -438,7 +438,7 @@ def test_more_errors_than_the_share_fail_the_task(
 def test_a_task_is_refused_after_its_last_attempt(folder: PhaseFolder) -> None:
     """An attempt without a result has killed its process."""
     for _ in range(3):
-        folder.attempt(TASK)
+        folder.count_attempt(TASK)
     result = RecordedPhase(folder, [documents(["a"])]).run()
     assert result.failed is not None
     assert result.failed.startswith("the process that ran this task died 3 times")

@@ -146,7 +146,7 @@ def test_the_phase_is_off_without_a_share(ranked: Small) -> None:
     plan = ranked.plan(select=select(min=0.1))
     assert "percentiles" not in plan.phase("select").parents
     run, _ = ranked.run(select=select(min=0.1))
-    assert run.folder("percentiles").done() == frozenset()
+    assert run.folder("percentiles").list_done() == frozenset()
 
 
 def test_a_demo_model_on_other_input_is_noted(ranked: Small, tmp_path: Path) -> None:

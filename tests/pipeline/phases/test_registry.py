@@ -211,7 +211,7 @@ def test_a_phase_that_is_off_has_no_tasks(shouting: Small) -> None:
     """The run skips it, and the status shows it as off."""
     plan = make_plan(make_config(shouting, shout_titles=None))
     list(run(plan))
-    assert plan.folder("shout_titles").done() == frozenset()
+    assert plan.folder("shout_titles").list_done() == frozenset()
     status = read_status(RunFolder.open(plan.run_dir), now=time.time())
     assert {phase.name: phase.state for phase in status.phases}["shout_titles"] == "off"
 

@@ -136,7 +136,7 @@ def test_a_repeated_group_leaves_out_the_tasks_that_were_done(three_files: Small
     results = list(run_group(phase, [lost, *done], settings))
     assert [result.task_id for result in results] == [lost, *done]
     assert [bool(result.seconds) for result in results] == [True, False, False]
-    assert [phase.folder.attempts(each) for each in (lost, *done)] == [1, 0, 0]
+    assert [phase.folder.get_num_attempts(each) for each in (lost, *done)] == [1, 0, 0]
 
 
 def test_a_group_holds_no_more_shards_than_fit_into_memory(

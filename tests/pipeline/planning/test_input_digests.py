@@ -130,7 +130,7 @@ def test_content_that_changes_after_planning_is_not_recorded(
     message = rf"{wet_file} on \S+ has changed since the run was planned: found sha256 \w+"
     with pytest.raises(RunAborted, match=message):
         list(run(plan))
-    assert not plan.folder("extract").done()
+    assert not plan.folder("extract").list_done()
     found, _ = small.run()
     fresh, _ = small.run("fresh")
     assert digests(Path(str(found.run_dir))) == digests(Path(str(fresh.run_dir)))

@@ -116,7 +116,7 @@ def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
     with contextlib.suppress(RunAborted):
         for event in run_inline(plan):
             if isinstance(event, TaskFinished) and event.task_id == plan.splits[0].key:
-                plan.folder("extract").attempt(event.task_id)
+                plan.folder("extract").count_attempt(event.task_id)
             metrics.record(event)
             events.append(event)
     assert metrics.gauges["corpusmill_tasks_failed", "extract", ""] == 1

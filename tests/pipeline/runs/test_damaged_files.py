@@ -87,7 +87,7 @@ def test_a_task_with_a_damaged_record_is_not_done(
 ) -> None:
     """In a phase that was interrupted, it runs again, and the bytes are the same."""
     folder = RunFolder.open(copied.run_dir).folder("extract")
-    first, second = sorted(folder.done())
+    first, second = sorted(folder.list_done())
     folder.path("phase.json").unlink()
     folder.path(f"done/{first}.json").write_bytes(damage)
     with caplog.at_level(logging.WARNING, "pipeline"):
@@ -101,7 +101,7 @@ def test_a_task_with_a_damaged_record_is_not_done(
 def test_the_record_of_another_task_is_damaged(copied: RunConfig) -> None:
     """A record that was copied to another name does not stand for that task."""
     folder = RunFolder.open(copied.run_dir).folder("extract")
-    first, second = sorted(folder.done())
+    first, second = sorted(folder.list_done())
     shutil.copy(folder.path(f"done/{first}.json"), folder.path(f"done/{second}.json"))
     with pytest.raises(DamagedFile, match=rf"task_id: found '{first}', wanted '{second}'"):
         folder.record(second)
@@ -165,7 +165,7 @@ def read_record(folder: Path, content: bytes) -> None:
 def read_summary(folder: Path, content: bytes) -> None:
     made = PhaseFolder(open_store(folder))
     (folder / "phase.json").write_bytes(content)
-    assert made.complete() in (True, False)
+    assert made.is_complete() in (True, False)
     summary = made.summary()
     Counters.from_json(summary["counters"])
     assert summary["task_ids"] >= 0

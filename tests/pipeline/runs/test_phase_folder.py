@@ -51,7 +51,7 @@ def test_a_commit_stores_outputs_and_then_the_record(folder: PhaseFolder) -> Non
         assert not folder.root.exists("u0.txt")
     with folder.open("u0.txt") as file:
         assert (file.read(), file.size()) == (b"text", 4)
-    assert folder.done() == {"u0"}
+    assert folder.list_done() == {"u0"}
     assert folder.record("u0") == {
         "task_id": "u0",
         "outputs": {
@@ -84,7 +84,7 @@ def test_a_task_that_raises_leaves_nothing(folder: PhaseFolder, tmp_path: Path) 
 
     with pytest.raises(Interrupted):
         run_task()
-    assert (folder.done(), folder.root.list_names()) == (frozenset(), [])
+    assert (folder.list_done(), folder.root.list_names()) == (frozenset(), [])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -98,21 +98,25 @@ def test_two_processes_may_commit_the_same_task(folder: PhaseFolder) -> None:
 
 def test_attempts_are_counted_until_the_next_begin(folder: PhaseFolder) -> None:
     """A task that kills its process can be given up after a number of attempts."""
-    assert [folder.attempt("u0"), folder.attempt("u0"), folder.attempt("u1")] == [1, 2, 1]
-    assert [folder.attempts(task_id) for task_id in ("u0", "u1", "u2")] == [2, 1, 0]
+    assert [
+        folder.count_attempt("u0"),
+        folder.count_attempt("u0"),
+        folder.count_attempt("u1"),
+    ] == [1, 2, 1]
+    assert [folder.get_num_attempts(task_id) for task_id in ("u0", "u1", "u2")] == [2, 1, 0]
     folder.begin()
-    assert folder.attempt("u0") == 1
+    assert folder.count_attempt("u0") == 1
 
 
 def test_a_finished_phase_has_a_summary(folder: PhaseFolder) -> None:
     """It survives the next `begin`."""
-    assert not folder.complete()
+    assert not folder.is_complete()
     with pytest.raises(FileNotFoundError):
         folder.summary()
     summary = {"task_ids": 1, "of": "0f3a", "counters": COUNTERS}
     folder.finish(summary)
     folder.begin()
-    assert (folder.summary(), folder.complete()) == (summary, True)
+    assert (folder.summary(), folder.is_complete()) == (summary, True)
 
 
 def test_records_are_read_in_order(folder: PhaseFolder) -> None:
@@ -127,7 +131,7 @@ def test_records_are_read_in_order(folder: PhaseFolder) -> None:
 
 def test_a_folder_that_does_not_exist_has_no_done_tasks(tmp_path: Path) -> None:
     """Its phase has never begun."""
-    assert PhaseFolder(open_store(tmp_path / "nowhere")).done() == frozenset()
+    assert PhaseFolder(open_store(tmp_path / "nowhere")).list_done() == frozenset()
 
 
 # ---- on a disk ----
@@ -151,7 +155,7 @@ def test_outputs_of_a_killed_task_are_cleared_and_never_count_as_done(
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGKILL)
-    assert local_folder.done() == frozenset()
+    assert local_folder.list_done() == frozenset()
     assert list(root.rglob("u0.txt"))
     local_folder.begin()
     assert not list(root.rglob("u0.txt"))
@@ -161,7 +165,7 @@ def test_a_partly_written_record_is_cleared(local_folder: PhaseFolder) -> None:
     """A file that waits for its rename is no record, and the next `begin` removes it."""
     for name in ("done/.u0.json-00ff", ".phase.json-00ff"):
         local_folder.path(name).write_bytes(b"{")
-    assert local_folder.done() == frozenset()
+    assert local_folder.list_done() == frozenset()
     local_folder.begin()
     assert not [path for path in local_folder.path("").rglob("*") if path.is_file()]
 
@@ -171,7 +175,7 @@ def test_a_folder_that_is_not_on_this_machine_is_reported(tmp_path: Path) -> Non
     elsewhere = PhaseFolder(open_store(tmp_path / "extract-00ff"))
     message = r"extract-00ff is not on \S+: .* storage that all machines share"
     with pytest.raises(FileNotFoundError, match=message):
-        elsewhere.attempt("u0")
+        elsewhere.count_attempt("u0")
     assert not elsewhere.path("").exists()
 
 
@@ -215,7 +219,7 @@ def test_an_upload_of_a_killed_process_leaves_no_object(
         proxy.close()
     settings = StorageSettings(scratch_dir=str(tmp_path))
     folder = PhaseFolder(replace(bucket_store, settings=settings))
-    assert (folder.done(), folder.root.exists("u0.bin")) == (frozenset(), False)
+    assert (folder.list_done(), folder.root.exists("u0.bin")) == (frozenset(), False)
     assert len(seaweed.open_uploads()) - num_open == (single_put_bytes == 1 << 20)
     assert list(tmp_path.rglob("u0.bin"))
     with folder.commit("u0") as output:

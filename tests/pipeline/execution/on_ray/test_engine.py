@@ -123,7 +123,7 @@ def test_a_request_that_this_machine_cannot_serve_stops_the_run_at_once(
         list(run(plan))
     line = "  tokenize requests CPU 64, memory 2,000 MB; the nearest machine has CPU 1"
     assert line in str(caught.value).splitlines()
-    assert not plan.folder("extract").done()
+    assert not plan.folder("extract").list_done()
 
 
 @pytest.mark.ray
@@ -254,7 +254,7 @@ def test_a_killed_group_repeats_only_the_task_that_ran(small: Small) -> None:
     assert sorted(result.task_id for result in results) == phase.task_ids()
     assert not any(result.failed for result in results)
     assert phase.count_attempts() == [1, 2, 1]
-    assert phase.folder.done() == set(phase.task_ids())
+    assert phase.folder.list_done() == set(phase.task_ids())
 
 
 @pytest.mark.ray

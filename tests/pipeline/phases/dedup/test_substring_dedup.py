@@ -172,7 +172,7 @@ def test_partitions_make_no_difference(
     one = run_pages(small, pages)
     monkeypatch.setattr(substring_dedup, "count_partitions", lambda *_: 7)
     many = run_pages(small, pages, "many")
-    assert len(list(many.folder("substring_dedup").done())) == 7
+    assert len(list(many.folder("substring_dedup").list_done())) == 7
     assert read_texts(one) == read_texts(many)
 
 
