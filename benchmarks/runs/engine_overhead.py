@@ -9,10 +9,9 @@ points gives the fixed cost (daemons, imports, models, one dataset per phase) an
 per MB applies to a real crawl. Figures are medians over rounds, and ratios are computed from medians. The ratio of
 each round is printed as well, because it varies on a busy machine.
 
-The processes keep their compiled modules (`*.pyc`) in the cache, as for an installed package: with
-PYTHONDONTWRITEBYTECODE, each of Ray's eight processes would compile the same modules, 10 s in total. Ray's workers run
-at the priority of the pool's workers. Ray's default is nice 15: on a busy machine they would wait while the daemons
-use CPU time.
+The processes keep their compiled modules (`*.pyc`), as for an installed package: with PYTHONDONTWRITEBYTECODE,
+each of Ray's eight processes would compile the same modules, 10 s in total. Ray's workers run at the priority of the
+pool's workers. Ray's default is nice 15: on a busy machine they would wait while the daemons use CPU time.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from pipeline.execution.choose_engine import make_engine
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.execution.inline import Engine
 from pipeline.execution.task import TaskResult, run_task
-from pipeline.models.registry import cache_folder
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
@@ -129,15 +127,9 @@ def measure(entrant: str, megabytes: float) -> Figures:
 
 
 def _environment() -> dict[str, str]:
-    rest = {
-        name: value
-        for name, value in os.environ.items()
-        if name != "PYTHONDONTWRITEBYTECODE"
-    }
-    return rest | {
-        "PYTHONPYCACHEPREFIX": str(cache_folder() / "pycache"),
-        "RAY_worker_niceness": "0",
-    }
+    environment = {**os.environ, "RAY_worker_niceness": "0"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def _steps(
