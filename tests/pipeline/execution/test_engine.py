@@ -304,11 +304,12 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
     assert found.folder("extract").list_done() == {found.splits[0].key, found.splits[2].key}
     why = f"{found.splits[1].key}: the process that ran this task died 2 times: a document or a model crashes it, or memory runs out (then lower engine.workers)"
     lines = [line for line in done.stdout.splitlines() if not is_printed_by_ray(line)]
-    first, *progress, last = lines
+    # Slow tasks may still report progress after it.
+    lines.remove(f"extract {why.replace(':', ' failed:', 1)}")
+    first, *progress = lines
     assert first == "extract: 3 tasks"
     for line in progress:
-        assert re.fullmatch(r"extract: \d/3 tasks, .+, about \d:\d\d:\d\d left", line)
-    assert last == f"extract {why.replace(':', ' failed:', 1)}"
+        assert re.fullmatch(r"extract: \d/3 tasks, .+, about \d:\d\d:\d\d left", line), line
     assert done.stderr.splitlines() == [
         "phase extract: 1 of 3 tasks failed; the others are done",
         f"  {why}",
