@@ -212,6 +212,10 @@ def _open(spec: Mapping[str, Any]) -> Any:
         from benchmarks.training.titan import Titan
 
         return Titan(spec)
+    if spec["kind"] == "checks":
+        from benchmarks.training.checks.catalog import Checks
+
+        return Checks(spec)
     if spec["kind"] == "kernels":
         from benchmarks.training.kernels import Kernels
 

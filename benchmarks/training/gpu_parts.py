@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.training.gpu_runner import Entrant, Suite
+from benchmarks.training.gpu_runner import Entrant, Skipped, Suite, report
+
+# Seconds for all checks, and for one of them, which may compile.
+CHECKS_BUDGET_S = 115
+CHECK_LIMIT_S = 60
 
 
 @dataclass(frozen=True)
@@ -162,8 +166,45 @@ def _measure_variant(
     suite.measure({name_ours(seq_len, variant): spec}, then)
 
 
+def run_checks(suite: Suite) -> None:
+    """Run the checks of what the trainer assumes about CUDA, each with a verdict.
+
+    They share a process. After a failed check, which may have damaged its CUDA context, the next
+    one gets a new process.
+    """
+    from benchmarks.training.checks.catalog import CHECKS, choose_shape
+
+    # In the tiny form, a test may be alone with two slow cores.
+    budget_s = CHECKS_BUDGET_S if suite.size.compile else suite.left_s()
+    deadline_s = max(0.0, suite.left_s() - budget_s)
+    seq_lens = suite.size.seq_lens
+    more = {"shape": choose_shape(suite.size.shape), "seq_lens": seq_lens, "compile": False}
+    entrant: Entrant | None = None
+    for check in CHECKS:
+        if suite.left_s() < deadline_s:
+            suite.checks[check.name] = "not run: no time left"
+            continue
+        try:
+            if entrant is None:
+                spec = suite.make_spec("checks", seq_lens[0], **more)
+                entrant = Entrant("checks", spec, suite)
+                entrant.wait_until_ready()
+            figures = entrant.ask({"steps": 0, "check": check.name}, CHECK_LIMIT_S)
+            verdict, seconds = figures["verdict"], f" ({figures['seconds']} s)"
+        except Skipped as skipped:
+            verdict, seconds = f"fail: {skipped}", ""
+        suite.checks[check.name] = verdict
+        report(f"  {check.name}: {verdict}{seconds}")
+        if verdict.startswith("fail") and entrant is not None:
+            entrant.close()
+            entrant = None
+    if entrant is not None:
+        entrant.close()
+
+
 # A part begins if there is time for it, and skips the entrants for which there is none.
 PARTS = (
+    Part("checks", run_checks, 1),
     Part("short", functools.partial(measure_throughput, length=0), 4),
     Part("long", functools.partial(measure_throughput, length=1), 3),
     Part("loss", measure_loss, 1),

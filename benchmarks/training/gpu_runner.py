@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import multiprocessing
 import socket
 import statistics
@@ -45,10 +47,12 @@ class Entrant:
         """Return the figures of the warm-up."""
         return self._receive("ready")
 
-    def ask(self, command: Any) -> dict[str, Any]:
-        """Return the figures of one round."""
-        self._pipe.send(command)
-        return self._receive("round")
+    def ask(self, command: Any, limit_s: float = math.inf) -> dict[str, Any]:
+        """Return the figures of one round, which may take a limited time."""
+        # If it died, receiving says why.
+        with contextlib.suppress(OSError):
+            self._pipe.send(command)
+        return self._receive("round", limit_s)
 
     def close(self) -> None:
         """End the process."""
@@ -61,9 +65,9 @@ class Entrant:
             self._process.kill()
         self._process.join()
 
-    def _receive(self, wanted: str) -> dict[str, Any]:
+    def _receive(self, wanted: str, limit_s: float = math.inf) -> dict[str, Any]:
         try:
-            if not self._pipe.poll(max(0.0, self._suite.left_s())):
+            if not self._pipe.poll(max(0.0, min(limit_s, self._suite.left_s()))):
                 raise Skipped("the time was over")
             answer = self._pipe.recv()
         except (EOFError, OSError):
@@ -84,6 +88,7 @@ class Suite:
         entrants: figures by the entrant's name.
         skipped: reasons by the name of a part or entrant.
         findings: other figures, by name.
+        checks: verdicts by the name of a check.
     """
 
     size: Size
@@ -93,6 +98,7 @@ class Suite:
     entrants: dict[str, dict[str, Any]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     findings: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.processes = multiprocessing.get_context("forkserver")

@@ -2,6 +2,7 @@
 
     python -m benchmarks.training.gpu_suite --save           # on an H100 or H200; under nine minutes
     python -m benchmarks.training.gpu_suite --save FOLDER --only short long --budget-s 500
+    python -m benchmarks.training.gpu_suite --only checks    # what the trainer assumes about CUDA
     python -m benchmarks.training.gpu_suite --tiny           # all of it on a CPU, in seconds
 
 The model has 1.2 B parameters in Llama 3's shape, in bf16 and compiled. Its shards are generated.
@@ -47,7 +48,7 @@ NEEDED = {
 
 
 def main() -> None:
-    """Measure and print. The exit code is 1 if nothing could be measured."""
+    """Measure and print. The exit code is 1 if a check failed, or nothing could be measured."""
     args = _parse_arguments()
     _check_packages()
     import torch
@@ -65,8 +66,11 @@ def main() -> None:
         figures = _run_parts(suite, args.only, name, folder)
     print_tables(figures)
     print(f"\n{figures['took_s']} s on {describe_device()['name']}")
-    if not figures["entrants"] and not figures["findings"]:
+    if not (figures["entrants"] or figures["findings"] or figures["checks"]):
         sys.exit("nothing could be measured")
+    failed = [name for name, text in figures["checks"].items() if text.startswith("fail")]
+    if failed:
+        sys.exit(f"checks failed: {', '.join(failed)}")
 
 
 def _run_parts(

@@ -59,6 +59,7 @@ def summarize(suite: Suite) -> dict[str, Any]:
         "findings": findings,
         "skipped": suite.skipped,
         "goals": judge_goals(rows, suite.size),
+        "checks": suite.checks,
     }
 
 
@@ -196,11 +197,12 @@ def print_tables(figures: Mapping[str, Any]) -> None:
             cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)
         ]
         print("  ".join([line[0].ljust(widths[0]), *cells]))
-    for title in ("findings", "skipped", "goals"):
+    for title in ("findings", "skipped", "goals", "checks"):
         print(f"\n{title}")
-        for name, value in figures[title].items():
+        for number, (name, value) in enumerate(figures[title].items(), start=1):
             text = value if isinstance(value, str) else json.dumps(_round(value))
-            print(f"  {name}: {text}")
+            prefix = f"{number}. " if title == "checks" else ""
+            print(f"  {prefix}{name}: {text}")
 
 
 def _round(value: Any) -> Any:

@@ -29,8 +29,8 @@ DOCUMENT_TOKENS = 1000
 # Query heads that share a key head.
 GROUP = 4
 
-# Inputs to gradients: runs forward and backward once.
-Form = Callable[[], object]
+# Runs forward and backward once; the forms of attention return output and gradients.
+Form = Callable[[], Any]
 
 
 class Kernels:
@@ -57,7 +57,7 @@ class Kernels:
         if self.device.type == "cuda":
             vocabularies.append(LARGE_VOCABULARY)
         for vocab_size in vocabularies:
-            forms = _make_losses(self.spec, vocab_size, self.device, self.dtype)
+            forms = make_losses(self.spec, vocab_size, self.device, self.dtype)
             for name, form in forms.items():
                 found[f"{name}, vocabulary {vocab_size}"] = self._time(form, steps)
         return found
@@ -70,8 +70,8 @@ class Kernels:
         for seq_len in self.spec["seq_lens"]:
             for head_dim in (usual, 2 * usual):
                 sizes = tokens // seq_len, seq_len, shape["dim"] // head_dim, head_dim
-                heads = _make_heads(sizes, self.device, self.dtype)
-                forms = _make_attention(*heads, compiles=self.spec["compile"])
+                heads = make_heads(sizes, self.device, self.dtype)
+                forms = make_attention(*heads, compiles=self.spec["compile"])
                 for name, form in forms.items():
                     key = f"{name}, {seq_len}, head {head_dim}"
                     found[key] = self._time(form, steps)
@@ -106,7 +106,7 @@ class Kernels:
             torch.cuda.synchronize()
 
 
-def _make_losses(
+def make_losses(
     spec: Mapping[str, Any], vocab_size: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Form]:
     """Return forward and backward of each form of the loss that is installed."""
@@ -145,7 +145,7 @@ def _make_losses(
     return forms
 
 
-def _make_heads(
+def make_heads(
     sizes: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value of rows x tokens x heads x width."""
@@ -157,30 +157,46 @@ def _make_heads(
     return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
 
 
-def _make_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, compiles: bool
-) -> dict[str, Form]:
-    """Return forward and backward of each kernel, over whole rows or within documents."""
+def make_cu_seqlens(query: Tensor) -> Tensor:
+    """Return the starts of documents, (S + 1,) int32, for query heads (B, T, H, C)."""
     num_rows, seq_len = query.shape[:2]
     num_tokens = num_rows * seq_len
     # Starts of documents, and of rows
     starts = {*range(0, num_tokens, DOCUMENT_TOKENS), *range(0, num_tokens, seq_len)}
     bounds = torch.tensor(sorted({*starts, num_tokens}), dtype=torch.int32)
-    cu_seqlens = bounds.to(query.device)
+    return bounds.to(query.device)
+
+
+def number_documents(query: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the number of the document of each token, (B, T)."""
+    num_rows, seq_len = query.shape[:2]
+    tokens = torch.arange(num_rows * seq_len, device=query.device)
+    return torch.bucketize(tokens, cu_seqlens, right=True).view(num_rows, seq_len)
+
+
+def make_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, compiles: bool
+) -> dict[str, Form]:
+    """Return forward and backward of each kernel, over whole rows or within documents."""
+    cu_seqlens = make_cu_seqlens(query)
     packed = AttentionMask(cu_seqlens=cu_seqlens)
 
-    def differentiate(compute: Callable[[], Tensor]) -> None:
+    def differentiate(compute: Callable[[], Tensor]) -> tuple[Tensor, ...]:
         attended = compute()
-        torch.autograd.grad(attended, (query, key, value), torch.ones_like(attended))
+        # Not all ones: the gradient of the keys would be 0.
+        weights = torch.linspace(-1, 1, attended.shape[-1], device=attended.device)
+        weights = weights.to(attended.dtype).expand_as(attended)
+        grads = torch.autograd.grad(attended, (query, key, value), weights)
+        return attended.detach(), *grads
 
-    def run_sdpa(backend: SDPBackend) -> None:
+    def run_sdpa(backend: SDPBackend) -> tuple[Tensor, ...]:
         with sdpa_kernel(backend):
-            differentiate(lambda: attend(query, key, value, AttentionMask()))
+            return differentiate(lambda: attend(query, key, value, AttentionMask()))
 
-    def run_flash3(mask: AttentionMask) -> None:
+    def run_flash3(mask: AttentionMask) -> tuple[Tensor, ...]:
         activate_flash_attention_impl("FA3")
         try:
-            differentiate(lambda: attend(query, key, value, mask))
+            return differentiate(lambda: attend(query, key, value, mask))
         finally:
             restore_flash_attention_impl()
 
@@ -203,15 +219,13 @@ def _make_flex(
     key: Tensor,
     value: Tensor,
     cu_seqlens: Tensor,
-    differentiate: Callable[[Callable[[], Tensor]], None],
+    differentiate: Callable[[Callable[[], Tensor]], tuple[Tensor, ...]],
 ) -> Form:
     """Return forward and backward of flex attention, whose mask is made in each call."""
-    num_rows, seq_len = query.shape[:2]
-    tokens = torch.arange(num_rows * seq_len, device=query.device)
-    documents = torch.bucketize(tokens, cu_seqlens, right=True).view(num_rows, seq_len)
+    documents = number_documents(query, cu_seqlens)
 
-    def run() -> None:
+    def run() -> tuple[Tensor, ...]:
         mask = make_block_mask(documents)
-        differentiate(lambda: attend(query, key, value, mask))
+        return differentiate(lambda: attend(query, key, value, mask))
 
     return run
