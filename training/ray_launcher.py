@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,7 +154,7 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
         stop_actor: actor of a threading.Event that requests a stop.
     """
     from loader.state import ResumeMismatch
-    from training.observability.console import configure_logging
+    from training.observability.console import LOGGERS, configure_logging
     from training.parallel.distributed import init_distributed
     from training.trainer import train
 
@@ -169,6 +169,7 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
             expandable_segments=config.advanced.expandable_segments,
         )
         configure_logging(is_first_rank=context.is_first)
+        _ignore_in_root_handlers(LOGGERS)
         if context.is_first:
             # One rank is enough: all ranks agree on a stop in every step.
             polling = threading.Thread(
@@ -184,6 +185,17 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
     ) as error:
         # Wrapped, so that the callback on the driver does not restart the workers.
         raise _FinalError(error) from None
+
+
+def _ignore_in_root_handlers(loggers: Sequence[str]) -> None:
+    """Let the root logger's terminal handlers ignore these loggers.
+
+    Ray Train gives a worker such a handler. It would print each line of a run a second time.
+    """
+    for handler in logging.getLogger().handlers:
+        is_terminal = isinstance(handler, logging.StreamHandler)
+        if is_terminal and not isinstance(handler, logging.FileHandler):
+            handler.addFilter(lambda record: record.name.split(".")[0] not in loggers)
 
 
 def _check_run_dir_is_shared(run_dir: str) -> None:

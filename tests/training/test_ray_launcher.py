@@ -123,6 +123,7 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
     code, output = wait_for_exit(driver)
     assert code == 4, output
     assert "resuming from" in output
+    assert output.count(f"{len(losses(run_dir))} of 100000 steps") == 1, "a line came twice"
     found = losses(run_dir)
     assert found[:STEPS] == losses(plain)
     assert read_modes(run_dir) == {0o750, 0o640}
