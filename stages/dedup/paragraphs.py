@@ -19,13 +19,13 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 from numpy.typing import NDArray
 
 from stages.contract import Outcome, Settings, Stage, drop_where, keep_all, with_columns
 from stages.dedup.paragraph_hashes import hash_paragraphs, read_validity
 from stages.kernels import line_hashes
 from stages.kernels.compilation import compiled
+from stages.kernels.line_cleaning import find_line_end
 from stages.string_buffers import make_read_only, read_string_buffers
 
 
@@ -158,14 +158,6 @@ def _remove_lines(batch: pa.Table) -> tuple[pa.Array, pa.Array, NDArray[np.int64
     return new_texts, kept_lines, np.diff(firsts)
 
 
-@njit(nogil=True)
-def _find_line_end(utf8: NDArray[np.uint8], start: int, stop: int) -> int:
-    end = start
-    while end < stop and utf8[end] != 10:  # a line feed
-        end += 1
-    return end
-
-
 @compiled
 def _copy_kept_lines(
     utf8: NDArray[np.uint8],
@@ -192,7 +184,7 @@ def _copy_kept_lines(
     for t in range(len(firsts) - 1):
         start, r = offsets[t], removed_starts[t]
         for line in range(firsts[t + 1] - firsts[t]):
-            end = _find_line_end(utf8, start, offsets[t + 1])
+            end = find_line_end(utf8, start, offsets[t + 1])
             if r < removed_ends[t] and removed[r] == line:
                 r += 1
             else:

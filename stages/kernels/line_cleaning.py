@@ -104,14 +104,20 @@ def _clean_text(
 @njit(nogil=True)
 def _next_line(data: NDArray[np.uint8], line: int, stop: int) -> tuple[int, int, int]:
     """Return the start and end of the stripped line at `line`, and the start of the next line."""
-    address = data.ctypes.data
-    found = _memchr(address + line, _LINE_FEED, stop - line)
-    end = stop if found == 0 else found - address
+    end = find_line_end(data, line, stop)
     low, high = line, end
     # Most lines begin and end with a byte that no white space has: nothing to strip.
     if line < end and (_IS_EDGE[data[line]] or _IS_EDGE[data[end - 1]]):
         low, high = _strip(data, line, end)
     return low, high, end + 1
+
+
+@njit(nogil=True)
+def find_line_end(utf8: NDArray[np.uint8], start: int, end: int) -> int:
+    """Return where the first line feed in utf8[start:end] is, or `end`."""
+    address = utf8.ctypes.data
+    found = _memchr(address + start, _LINE_FEED, end - start)
+    return end if found == 0 else found - address
 
 
 @njit(nogil=True)

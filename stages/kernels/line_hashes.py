@@ -25,6 +25,7 @@ from stages.kernels.characters import (
     look_up_action,
 )
 from stages.kernels.compilation import compiled
+from stages.kernels.line_cleaning import find_line_end
 from stages.kernels.sha1 import SLACK_BYTES, sha1_prefixes
 from stages.kernels.utf8 import find_longest
 
@@ -90,7 +91,7 @@ def hash_lines(
             )
             first, num_written = line, 0
         for line in range(first_lines[t], first_lines[t + 1]):
-            end = _find_line_end(utf8, start, offsets[t + 1])
+            end = find_line_end(utf8, start, offsets[t + 1])
             num_bytes = _normalize(utf8, start, end, table, messages[num_written:])
             if num_bytes < 0:
                 exact[num_exact, 0], exact[num_exact, 1] = line, start
@@ -102,14 +103,6 @@ def hash_lines(
             start = end + 1
     sha1_prefixes(messages, starts[first:], ends[first:], hashes[first:])
     return hashes, exact[:num_exact].copy()
-
-
-@njit(nogil=True)
-def _find_line_end(utf8: NDArray[np.uint8], start: int, end: int) -> int:
-    for i in range(start, end):
-        if utf8[i] == _LINE_FEED:
-            return i
-    return end
 
 
 @njit(nogil=True)
