@@ -139,6 +139,10 @@ def test_all_faults_are_reported_together() -> None:
             ["parallel.async_tensor=true", "parallel.tensor=2"],
             "async_tensor needs precision.compile",
         ),
+        (
+            ["observability.profile_steps=[3, 2]"],
+            "profile_steps is [3, 2], must be a first step from 1",
+        ),
         (["model.num_kv_heads=3"], "num_heads 4 must be a multiple of num_kv_heads 3"),
         (["model.dim=65"], "dim 65 must be num_heads 4 times an even number"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from training.config.base import Positive, Section
 
@@ -87,3 +87,13 @@ class ObservabilityConfig(Section):
         description="On CUDA: write run_dir/memory-rank*.pickle at the end, or when memory runs "
         "out.",
     )
+
+    @field_validator("profile_steps")
+    @classmethod
+    def _check_profile_steps(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not 1 <= value[0] <= value[1]:
+            raise ValueError(
+                f"profile_steps is [{value[0]}, {value[1]}], must be a first step from 1 and a last "
+                f"step that is not before it, such as [10, 12]"
+            )
+        return value

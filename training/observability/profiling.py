@@ -75,6 +75,8 @@ def trace_steps(
 ) -> Generator[Callable[[], None]]:
     """Trace the steps `profile_steps` of this rank into run_dir/profile.
 
+    Steps are counted from the start of the process. torch's names, ProfilerStep#N, count from 0.
+
     Yields:
         A function to call after every step.
     """
@@ -92,8 +94,12 @@ def trace_steps(
         profiler.export_chrome_trace(str(folder / f"rank-{context.rank:05d}.json.gz"))
 
     # One step of warm-up, because the first profiled step is slowed down by starting the profiler.
+    # The log counts finished steps, so its first step is 1.
     schedule = torch.profiler.schedule(
-        wait=max(0, first - 1), warmup=min(1, first), active=last - first + 1, repeat=1
+        wait=max(0, first - 2),
+        warmup=min(1, first - 1),
+        active=last - first + 1,
+        repeat=1,
     )
     # There is one cycle. Without `acc_events`, torch 2.11 warns that others would be cleared.
     with torch.profiler.profile(
