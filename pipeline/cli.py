@@ -207,11 +207,11 @@ def run(
 
 def _make_plan(config: str, settings: RunConfig) -> RunPlan:
     """Fetch and make what a run needs, and return its plan."""
-    from pipeline.execution.engine import check
+    from pipeline.execution.engine import check_run_dir
     from pipeline.planning.plan import make_plan
     from pipeline.planning.prepare import describe_demo_models, prepare
 
-    check(settings)
+    check_run_dir(settings)
     if note := describe_demo_models(settings):
         console.print(note)
     prepare(settings)

@@ -103,8 +103,8 @@ class OutputDamaged:
 Event = PhaseStarted | TaskFinished | PhaseFinished | OutputDamaged
 
 
-def check(config: RunConfig) -> None:
-    """Refuse a config that could only fail later, before models are made.
+def check_run_dir(config: RunConfig) -> None:
+    """Refuse a run folder that workers of a cluster cannot find, before models are made.
 
     Raises:
         RunAborted: the run folder is relative, on a cluster. Each machine has its own working folder there.
@@ -133,7 +133,7 @@ def run(
     Raises:
         RunAborted: a task failed (others of its phase are done), or another process runs this plan.
     """
-    check(plan.config)
+    check_run_dir(plan.config)
     with (
         _hold_run_lock(plan) as run_lock,
         open_log(plan.run_dir) as log,
@@ -197,8 +197,8 @@ def _run_remaining_tasks(
 ) -> Generator[Event, None, list[Damage]]:
     folder = phase.folder
     # The folder of extract outlives a change of the input. It is complete only for the splits it names.
-    splits = fingerprint([split.key for split in phase.plan.splits])
-    if folder.is_complete() and folder.summary().get("of") == splits:
+    input_fingerprint = fingerprint([split.key for split in phase.plan.splits])
+    if folder.is_complete() and folder.summary().get("of") == input_fingerprint:
         if damaged := {damage.address: damage for damage in phase.find_damage()}:
             return list(damaged.values())
         yield PhaseFinished(phase.name, phase.counters(), was_complete=True)
@@ -228,7 +228,11 @@ def _run_remaining_tasks(
         raise RunAborted(_format_failures(phase, failures, len(task_ids)))
     phase.finish()
     counters = phase.sum_records()
-    summary = {"task_ids": len(task_ids), "of": splits, "counters": counters.to_json()}
+    summary = {
+        "task_ids": len(task_ids),
+        "of": input_fingerprint,
+        "counters": counters.to_json(),
+    }
     folder.finish(summary)
     yield PhaseFinished(phase.name, phase.counters(), was_complete=False)
     return []

@@ -181,7 +181,9 @@ class WriteShards(PartitionPhase):
             last += 1
         bounds = [2**64 * k // self.num_shards for k in range(number, last + 2)]
         tokenized = self.plan.folder(TokenizeDocuments.name)
-        by_split = tokenized.each(self.plan.splits, lambda split: self._read(split, bounds))
+        by_split = tokenized.read_each(
+            self.plan.splits, lambda split: self._read(split, bounds)
+        )
         for index in range(number, last + 1):
             self._read_ahead[index] = [parts[index - number] for parts in by_split]
         return self._read_ahead.pop(number)

@@ -112,7 +112,7 @@ class PhaseFolder:
             lambda: OutputDigests.from_json(self.record(task_id)["outputs"][name]),
         )
 
-    def each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
+    def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
         """Return `read(item)` of each item, in order. Remote reads run several at a time."""
         return list(self.root.read_each(items, read))
 

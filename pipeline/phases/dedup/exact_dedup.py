@@ -164,7 +164,7 @@ class ExactDedup(PartitionPhase):
             folder, key = source
             return read_slice(folder.open(self.contents.file_name(key)), name)
 
-        partition = Partition(self.folder.each(self.sources(self.name), read), name)
+        partition = Partition(self.folder.read_each(self.sources(self.name), read), name)
         num_previous = len(self.plan.previous_splits)
         found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
         for chunk in partition.chunks():

@@ -204,7 +204,9 @@ class FuzzyClusters(PartitionPhase):
             return read_slice(folder.open(Annotate.bands.file_name(key)), name)
 
         num_previous = len(self.plan.previous_splits)
-        partition = Partition(self.folder.each(self.sources(Annotate.name), read), name)
+        partition = Partition(
+            self.folder.read_each(self.sources(Annotate.name), read), name
+        )
         values = [self._read_values(i, rows) for i, rows in enumerate(partition.files)]
         found: list[Groups] = []
         for chunk in partition.chunks():

@@ -177,7 +177,9 @@ class ParagraphDedup(PartitionPhase):
             return self._remove_copies(split, read((extracted, split.key)))
 
         previous = self.sources(Extract.name)[: len(self.plan.previous_splits)]
-        slices = self.folder.each(previous, read) + extracted.each(splits, read_own)
+        slices = self.folder.read_each(previous, read) + extracted.read_each(
+            splits, read_own
+        )
         return Partition(slices, name)
 
     def _find_duplicates(
@@ -221,7 +223,7 @@ class ParagraphDedup(PartitionPhase):
                 records = batch["record"].to_numpy().astype(np.uint64)
                 return records << np.uint64(32) | batch["line"].to_numpy()
 
-        found = self.folder.each(name_partitions(self.num_partitions), read)
+        found = self.folder.read_each(name_partitions(self.num_partitions), read)
         return np.sort(np.concatenate(found))
 
 

@@ -217,7 +217,7 @@ class SubstringDedup(PartitionPhase):
             return read_slice(folder.open(name), task_id)
 
         sources = self.sources(SubstringHashes.name)
-        partition = Partition(self.folder.each(sources, read), task_id)
+        partition = Partition(self.folder.read_each(sources, read), task_id)
         masks = _find_repeated(partition)
         num_previous = len(self.plan.previous_splits)
         counters = Counters()
@@ -248,7 +248,7 @@ class SubstringDedup(PartitionPhase):
                 return records << np.uint64(32) | batch["word"].to_numpy()
 
         names = name_partitions(self.num_partitions)
-        windows = np.sort(np.concatenate(self.folder.each(names, read)))
+        windows = np.sort(np.concatenate(self.folder.read_each(names, read)))
         return join_windows(windows, settings.min_words)
 
 

@@ -9,7 +9,7 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import EngineConfig, load
 from pipeline.errors import RunAborted
-from pipeline.execution.engine import check
+from pipeline.execution.engine import check_run_dir
 from pipeline.execution.resources import (
     Request,
     count_slots,
@@ -121,14 +121,14 @@ def test_a_run_on_a_cluster_needs_an_absolute_folder(
         load("ccnet.yaml", [f"run_dir={run_dir}"])
         for run_dir in ("runs/x", "/shared/runs/x")
     )
-    check(relative)
+    check_run_dir(relative)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    check(absolute)
-    check(load("ccnet.yaml", ["run_dir=runs/x", "engine.kind=inline"]))
+    check_run_dir(absolute)
+    check_run_dir(load("ccnet.yaml", ["run_dir=runs/x", "engine.kind=inline"]))
     with pytest.raises(
         RunAborted, match=r"run_dir is 'runs/x'; on a cluster \(RAY_ADDRESS is set\)"
     ):
-        check(relative)
+        check_run_dir(relative)
 
 
 def test_slots_are_counted_per_machine() -> None:
