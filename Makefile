@@ -12,7 +12,8 @@ PACKAGE ?= stages
 PROMETHEUS ?= 127.0.0.1:9490
 LOWEST := .venv-torch-lowest
 GPU_PYTHON ?= 3.12
-TRAINER_TESTS ?= tests/training tests/benchmarks/test_training.py --ignore tests/training/test_ray_launcher.py
+TRAINER_TESTS ?= tests/training tests/benchmarks/test_training.py tests/benchmarks/test_gpu_checks.py \
+	--ignore tests/training/test_ray_launcher.py
 
 # uv does not read pip's settings: pass on a folder of local wheels, such as a CPU build of torch.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
