@@ -36,13 +36,14 @@ from rich.table import Table
 from benchmarks.demo_chain import load_demo_config
 from benchmarks.result_file import REPOSITORY, save
 from benchmarks.runs.process_tree import ProcessTree
-from pipeline.execution.choose_engine import make_engine
+from pipeline.execution.choose_engine import start_ray_early
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.execution.inline import Engine
 from pipeline.execution.task import TaskResult, run_task
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
+from pipeline.start_up import postpone_garbage_collection
 
 ENTRANTS = ("bare pool", "ray")
 WORKERS = 2
@@ -81,12 +82,16 @@ class BarePool(Engine):
 
 def run_entrant(entrant: str, megabytes: float, run_dir: Path) -> None:
     """Run the demo. After each step, print its name and wait, because CPU time is read while nothing runs."""
-    plan = make_plan(
-        load_demo_config(megabytes, run_dir, f"engine.workers={WORKERS}", "engine.kind=ray")
-    )
-    engine = BarePool(plan.config.engine) if entrant == "bare pool" else make_engine(plan)
-    _report_step("imports and plan")
-    engine.start()
+    # As `python -m pipeline run` does.
+    with postpone_garbage_collection():
+        config = load_demo_config(
+            megabytes, run_dir, f"engine.workers={WORKERS}", "engine.kind=ray"
+        )
+        plan = make_plan(config)
+        _report_step("imports and plan")
+        early = None if entrant == "bare pool" else start_ray_early(config)
+        engine = early or BarePool(config.engine)
+        engine.start()
     _report_step("start")
     for event in run(plan, engine):
         if isinstance(event, PhaseFinished):

@@ -90,7 +90,7 @@ class EngineConfig(Settings):
         ge=1,
         le=65_535,
         description="Port at which Prometheus reads the metrics of a local Ray "
-        "(docs/watching.md); null: any free port. Clusters have their own port.",
+        "(docs/watching.md); null: it collects none. Clusters have their own port.",
     )
 
     @model_validator(mode="after")

@@ -61,7 +61,7 @@ def run_group(
     for part in cut(task_ids, phase.count_tasks_per_read(phase.config)):
         with phase.reading_together(part):
             for task_id in part:
-                if len(task_ids) > 1 and phase.folder.is_done(task_id):
+                if phase.folder.is_done(task_id):  # by a process that died afterwards
                     yield TaskResult(task_id, worker=worker_name())
                 else:
                     yield run_task(phase, task_id, settings, on_documents)

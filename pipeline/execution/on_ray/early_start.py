@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from pipeline.start_up import postpone_garbage_collection
+
 # From <sched.h>, for unshare(2).
 _CLONE_FS = 0x200
 
@@ -74,5 +76,6 @@ def start_workers(num_workers: int) -> None:
 
 def _import_packages() -> None:
     # 2 s of CPU: Ray Data, and the stages with their libraries.
-    for name in ("ray.data", "pipeline.execution.inline", "pipeline.phases.registry"):
-        importlib.import_module(name)
+    with postpone_garbage_collection():
+        for name in ("ray.data", "pipeline.execution.inline", "pipeline.phases.registry"):
+            importlib.import_module(name)

@@ -68,6 +68,10 @@ CLUSTER_SLOTS = 250
 # out during startup").
 START_ATTEMPTS = 2
 
+# Of a local Ray without a metrics port. It has no dashboard either, so nothing reads metrics and
+# task events. They take 7 of the 73 ms of CPU time that Ray takes per second while tasks run.
+_WITHOUT_METRICS = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
+
 
 class RayEngine(Engine):
     """Runs tasks on the cluster of RAY_ADDRESS, or on a Ray of this machine that it starts."""
@@ -371,7 +375,7 @@ def _make_metrics_settings(port: int | None) -> dict[str, Any]:
         RunAborted: the port is in use. Ray itself would wait for half a minute, and not report why.
     """
     if port is None:
-        return {}
+        return {"_system_config": _WITHOUT_METRICS}
     try:
         socket.create_server((LOOPBACK, port)).close()
     except OSError as error:

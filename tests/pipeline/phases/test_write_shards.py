@@ -139,6 +139,18 @@ def test_a_repeated_group_leaves_out_the_tasks_that_were_done(three_files: Small
     assert [phase.folder.get_num_attempts(each) for each in (lost, *done)] == [1, 0, 0]
 
 
+def test_a_repeated_task_that_was_done_is_left_out(three_files: Small) -> None:
+    """Its process died after the commit, before Ray had the result. It is alone in its group."""
+    three_files.run(**SETTINGS)
+    plan = three_files.plan(**SETTINGS)
+    phase = WriteShards(plan)
+    phase.folder.begin()
+    (done, *_) = phase.task_ids()
+    (result,) = run_group(phase, [done], plan.config.engine)
+    assert (result.task_id, dict(result.seconds)) == (done, {})
+    assert phase.folder.get_num_attempts(done) == 0
+
+
 def test_a_group_holds_no_more_shards_than_fit_into_memory(
     three_files: Small, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
