@@ -38,7 +38,7 @@ from pipeline.terminal import (
     set_up_process,
     with_output_options,
 )
-from terminal_output import format_count
+from terminal_output import format_command, format_count
 
 if TYPE_CHECKING:
     from pipeline.capacity.calibration import Calibration
@@ -292,13 +292,15 @@ class _Outcome:
         done = f"{done}, in {self.seconds:.1f} s"
         if self.dataset is None:
             return f"{done}. The dataset is empty: no document was kept"
-        run_dir = self.plan.run_dir
+        run_dir, command = self.plan.run_dir, format_command("pipeline")
+        explain = f"{command} explain {run_dir} URL"
+        verify, report = f"{command} verify {run_dir}", f"{run_dir}/report.html"
+        width = max(len(explain), len(report))
         return (
             f"{done}. The dataset: {self.dataset}\n"
-            f"Next:  python -m pipeline explain {run_dir} URL   "
-            f"show why a page is in the dataset or not\n"
-            f"       python -m pipeline verify {run_dir}        check every shard\n"
-            f"       {run_dir}/report.html                      this summary as a page"
+            f"Next:  {explain:{width}}   show why a page is in the dataset or not\n"
+            f"       {verify:{width}}   check every shard\n"
+            f"       {report:{width}}   this summary as a page"
         )
 
 

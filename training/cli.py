@@ -49,7 +49,7 @@ app = typer.Typer(
     name="training",
     help="Train a decoder with DDP or FSDP. Runs resume exactly, on any number of ranks.\n\n"
     "Exit codes: 0 done; 1 failed (complete checkpoints remain); 2 wrong config or usage; "
-    "4 stopped by SIGTERM after saving a checkpoint.",
+    "4 stopped by SIGTERM or Ctrl-C after saving a checkpoint.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -235,9 +235,9 @@ def bench(
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure.")] = 10,
     overrides: SetOption = None,
 ) -> None:
-    """Measure speed and memory on random rows, beside the figures of the plan.
+    """Measure speed and memory on random rows.
 
-    As many steps run before, for compilation. The data of the config is not read, and nothing is
+    The figures of the plan are printed beside the measured ones. As many steps run before, for compilation. The data of the config is not read, and nothing is
     saved. Use torchrun for several ranks.
     """
     from training.config import load_config
@@ -282,7 +282,8 @@ def import_(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder with config.json and *.safetensors, as from `hf download`."
+            metavar="FOLDER",
+            help="Folder with config.json and *.safetensors, as from `hf download`.",
         ),
     ],
 ) -> None:
@@ -300,7 +301,8 @@ def import_(
 @app.command()
 def report(
     run_dir: Annotated[
-        Path, typer.Argument(help="Folder of a run, also of a running one.")
+        Path,
+        typer.Argument(metavar="RUN_DIR", help="Folder of a run, also of a running one."),
     ],
 ) -> None:
     """Draw the curves of a run into run_dir/report.html."""
@@ -313,9 +315,12 @@ def report(
 def export(
     source: Annotated[
         Path,
-        typer.Argument(help="A run_dir (its newest checkpoint is used), or a checkpoint."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="A run_dir (its newest checkpoint is used), or a checkpoint.",
+        ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to create.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to create.")],
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -332,7 +337,8 @@ def export(
     from training.hugging_face.export import export_checkpoint
 
     exported = export_checkpoint(source, out, tokenizer=tokenizer, dtype=dtype.value)
-    print(f"{out}: {exported}")
+    print(f"{out}: the model of {exported}")
+    print(f"Load it: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 
 
 @app.command()
@@ -340,7 +346,8 @@ def verify(
     source: Annotated[
         str,
         typer.Argument(
-            help="A run_dir, a checkpoint, or the address of checkpoint.upload."
+            metavar="SOURCE",
+            help="A run_dir, a checkpoint, or the address of checkpoint.upload.",
         ),
     ],
 ) -> None:
@@ -364,7 +371,10 @@ def verify(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of a config, with which editors complete and check keys."""
+    """Print the JSON Schema of a config.
+
+    Editors complete and check keys with it.
+    """
     from config_files.editor_schema import make_schema
     from training.config import TrainConfig
 
@@ -374,12 +384,16 @@ def schema() -> None:
 @app.command("add-digests")
 def add_digests_(
     path: Annotated[
-        Path, typer.Argument(help="A checkpoint, such as run/checkpoints/step-00000100.")
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint, such as run/checkpoints/step-00000100.",
+        ),
     ],
 ) -> None:
-    """Add digests to a checkpoint of an earlier version, which has none.
+    """Add digests to a checkpoint without them.
 
-    The digests are those of the present content, so add them only if you trust the files.
+    Checkpoints of earlier versions have none. The digests are those of the present content, so add them only if you trust the files.
     """
     from training.checkpoint.verification import add_digests
 

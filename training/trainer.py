@@ -11,6 +11,7 @@ import logging
 import math
 import signal
 import threading
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from terminal_output import format_count
 from training.anomaly_guard import AnomalyGuard
 from training.build import build_model
 from training.checkpoint.checkpointer import Checkpointer, TrainState
@@ -27,7 +29,11 @@ from training.checkpoint.marker import format_step_name
 from training.config import CheckpointConfig, ObservabilityConfig, TrainConfig
 from training.data.batches import MicroBatch, open_batches
 from training.evaluation.evaluations import Evaluations
-from training.model.size import count_flops_per_token, resolve_vocab_size
+from training.model.size import (
+    count_flops_per_token,
+    count_parameters,
+    resolve_vocab_size,
+)
 from training.observability.curves import write_report
 from training.observability.metrics_log import MetricsLog
 from training.observability.profiling import (
@@ -40,6 +46,7 @@ from training.observability.prometheus import serve_prometheus
 from training.observability.step_timer import StepTimer
 from training.observability.summary import (
     format_evaluation,
+    format_setup,
     format_step,
     format_summary,
 )
@@ -50,6 +57,9 @@ from training.planning.gpus import find_peak_flops
 from training.step_figures import DeviceGuard, StepFigures
 
 log = logging.getLogger(__name__)
+
+# Ctrl-C reaches a rank twice: from the terminal, and at once again from torchrun.
+_REPEATED_INTERRUPT_S = 1.0
 
 _LOGGED_LOADER_STATS = (
     "skipped_rows",
@@ -96,6 +106,7 @@ def train(
     with ExitStack() as cleanup:
         trainer = Trainer(config, context, cleanup)
         first_step = trainer.step
+        trainer.report_start()
         result = trainer.run(stop_requested)
         trainer.report_results(first_step)
         return result
@@ -160,7 +171,8 @@ class Trainer:
         stats = self.batches.stats()
         if stats.get("broken_lines"):
             first_faults = "; ".join(stats["first_faults"])
-            log.info("%d broken lines are skipped; %s", stats["broken_lines"], first_faults)
+            skipped = format_count(stats["broken_lines"], "broken line")
+            log.info("%s skipped; %s", skipped, first_faults)
 
     def _resume(self, newest: Path) -> None:
         progress = self._load(newest)
@@ -241,12 +253,12 @@ class Trainer:
     # ---- the loop ----
 
     def run(self, stop_requested: threading.Event | None = None) -> TrainResult:
-        """Train to the last step, or until SIGTERM or the event requests a stop."""
+        """Train to the last step, or until SIGTERM, Ctrl-C or the event requests a stop."""
         stop_requested = stop_requested or threading.Event()
         config, timer = self.config, StepTimer()
         first_step, self.is_stopping = self.step, False
         with (
-            _stop_on_sigterm(stop_requested),
+            stop_on_signals(stop_requested),
             trace_steps(
                 config.observability, self.run_dir, self.context
             ) as finish_traced_step,
@@ -299,6 +311,13 @@ class Trainer:
         if self.is_first_report or self._is_due(self.config.observability, enqueued.step):
             self.is_first_report = False
             self._report(enqueued, norm, timer)
+
+    def report_start(self) -> None:
+        """Log the size of the run."""
+        num_parameters = count_parameters(self.config.model, self.vocab_size)
+        setup = format_setup(self.config, self.context.world_size, num_parameters)
+        num_steps = format_count(self.config.steps, "step")
+        log.info("%s: %s, %s", self.config.run_dir, num_steps, setup)
 
     def report_results(self, first_step: int) -> None:
         """Draw the curves, and log where the results of the steps since `first_step` are."""
@@ -422,16 +441,35 @@ def _get_peak_flops(config: ObservabilityConfig, device: torch.device) -> float 
 
 
 @contextmanager
-def _stop_on_sigterm(event: threading.Event) -> Generator[None]:
-    """Set an event on SIGTERM, which schedulers send some time before they kill.
+def stop_on_signals(
+    event: threading.Event, repeat_s: float = _REPEATED_INTERRUPT_S
+) -> Generator[None]:
+    """Set an event on SIGTERM, which schedulers send some time before they kill, and on Ctrl-C.
 
-    Signal handlers can be set in the main thread only. In other threads this does nothing.
+    A second Ctrl-C ends the process at once, without a checkpoint. Signal handlers can be set in
+    the main thread only. In other threads this does nothing.
+
+    Args:
+        event: the event.
+        repeat_s: a SIGINT that comes earlier after the first one is no second Ctrl-C.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    first_s: float | None = None
+
+    def interrupt(*_: object) -> None:
+        nonlocal first_s
+        now_s = time.monotonic()
+        if first_s is not None and now_s - first_s >= repeat_s:
+            raise KeyboardInterrupt
+        first_s = now_s if first_s is None else first_s
+        event.set()
+
+    on_terminate = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    on_interrupt = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, on_terminate)
+        signal.signal(signal.SIGINT, on_interrupt)

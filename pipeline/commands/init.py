@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pipeline.terminal import WRONG_USAGE, answer, console, errors, fail
+from terminal_output import format_command
 
 
 def init(
@@ -56,11 +57,11 @@ def _write(to: Path, text: str) -> None:
 def _print_next(to: Path) -> None:
     import shlex
 
-    name = shlex.quote(str(to))
+    name, command = shlex.quote(str(to)), format_command("pipeline")
     console.print(
         f"Wrote {to}: these files as input, and all other settings of the recipe.\n"
-        f"Next:  python -m pipeline plan {name}     what a run does, takes and costs\n"
-        f"       python -m pipeline run {name}"
+        f"Next:  {command} plan {name}     what a run does, takes and costs\n"
+        f"       {command} run {name}"
     )
 
 

@@ -53,6 +53,7 @@ def test_help_lists_the_commands_and_exit_codes() -> None:
     output = CliRunner().invoke(app, ["--help"]).output
     assert all(f"\n  {name} " in output for name in COMMANDS)
     assert all(f"{code.value} " in output for code in ExitCode)
+    assert "..." not in output.partition("Commands:")[2], "the line of a command is cut off"
 
 
 def test_a_wrong_config_is_one_line_and_exit_code_2(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shutil
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,7 @@ from training.model.decoder import Decoder
 from training.model.initialization import init_parameters
 from training.parallel import distributed
 from training.parallel.optimizer import compute_learning_rate
-from training.trainer import TrainResult, train
+from training.trainer import TrainResult, stop_on_signals, train
 
 STEPS = 6
 
@@ -157,15 +160,20 @@ def test_ranks_that_do_not_divide_the_batch_skip_no_row(
     assert [line["position"] for line in read_log(tmp_path / "run")] == [24, 36, 48, 72, 84]
 
 
-def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) -> None:
-    """SIGTERM to one rank makes both save after the current step."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_a_checkpoint_and_exits(
+    number: signal.Signals, language: Path, tmp_path: Path
+) -> None:
+    """SIGTERM or Ctrl-C to one rank makes both save after the current step."""
     run = make_settings(tmp_path / "run", language, steps=100_000)
     log = tmp_path / "run" / "log.jsonl"
     with start(2, train_each, [run], folder=tmp_path) as processes:
         while not (log.exists() and log.read_text().count("\n") >= 3):
             assert processes[0].is_alive()
             time.sleep(0.01)
-        processes[1].terminate()
+        pid = processes[1].pid
+        assert pid is not None
+        os.kill(pid, number)
         for process in processes:
             process.join(600)
         assert [process.exitcode for process in processes] == [0, 0], (
@@ -176,6 +184,19 @@ def test_sigterm_saves_a_checkpoint_and_exits(language: Path, tmp_path: Path) ->
         json.loads((saved / MARKER).read_text())["step"]
         == read_log(tmp_path / "run")[-1]["step"]
     )
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    """The copy of the first one that torchrun sends at once does not count."""
+    event = threading.Event()
+    with stop_on_signals(event):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert event.is_set()
+    with stop_on_signals(event, repeat_s=0):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_an_incomplete_checkpoint_is_ignored(language: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader.order.permutation import Int64Array
+from terminal_output import format_count
 from training.data.chat_format import ChatTokenizer, Segment
 from training.errors import IncompatibleConfig
 
@@ -146,7 +147,7 @@ def _encode_all(
             # first token is never a label.
             if not any(flags[1 : seq_len + 1]):
                 faults[line_number] = (
-                    f"found a prompt of {flags.index(True)} tokens, expected fewer than "
+                    f"found a prompt of {format_count(flags.index(True), 'token')}, expected fewer than "
                     f"data.seq_len {seq_len}"
                 )
                 continue

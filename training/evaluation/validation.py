@@ -18,6 +18,7 @@ from torch import nn
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
+from terminal_output import format_count
 from training.config import TrainConfig
 from training.data.tokenizer import count_token_bytes, open_tokenizer
 from training.errors import IncompatibleConfig
@@ -55,8 +56,8 @@ class Validation:
         self._windows = cut_windows(self._locations, config.data.seq_len)
         if not self._windows:
             raise IncompatibleConfig(
-                f"validation.manifest {config.validation.manifest}: none of the first "
-                f"{len(self._locations)} documents has two tokens, so there is nothing to "
+                f"validation.manifest {config.validation.manifest}: of "
+                f"{format_count(len(self._locations), 'document')} none has two tokens, so there is nothing to "
                 f"predict; raise validation.documents, or use another dataset"
             )
         num_docs = len(self._locations)

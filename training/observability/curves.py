@@ -16,7 +16,7 @@ from typing import Any
 
 from storage.local import put_file
 from training.errors import IncompatibleConfig
-from training.observability.summary import format_group
+from training.observability.summary import split_groups
 
 LOG_FILE, REPORT_FILE = "log.jsonl", "report.html"
 
@@ -199,28 +199,28 @@ def _open_page(title: str) -> Iterator[str]:
 
 
 def _list_evaluation_charts(points: Sequence[Mapping[str, Any]]) -> Iterator[_Chart]:
-    """Yield charts of the languages, buckets and tasks that were evaluated."""
+    """Yield charts of the languages, of the buckets and of the tasks that were evaluated."""
     newest: dict[str, Any] = {}
     for point in points:
         newest |= point
     tasks: dict[str, str] = {}
-    num_tokens: dict[str, int] = {}
-    for name, value in newest.items():
+    for name in newest:
         match name.split("/"):
             case ["tasks", task, "acc"]:
                 tasks[name] = task
                 tasks[f"tasks/{task}/acc_norm"] = f"{task}, normalized"
-            case ["validation", "tokens", group]:
-                num_tokens[group] = value
             case _:
                 pass
-    largest = sorted(num_tokens, key=lambda group: -num_tokens[group])[: _MAX_CURVES - 1]
-    title, key = "Loss by language and bucket", "validation/loss"
+    measure, key = "Loss", "validation/loss"
     if "validation/bits_per_byte" in newest:
-        title, key = "Bits per byte of held-out text", "validation/bits_per_byte"
+        measure, key = "Bits per byte", "validation/bits_per_byte"
+    languages, buckets = split_groups(newest)
     if key in newest:
-        groups = {f"{key}/{group}": format_group(group) for group in largest}
-        yield _Chart(title, {key: "total", **groups}, "{:.3f}")
+        groups = {f"{key}/{group}": group for group in languages[: _MAX_CURVES - 1]}
+        yield _Chart(f"{measure} of held-out text", {key: "total", **groups}, "{:.3f}")
+    if buckets:
+        groups = {f"{key}/{bucket}": bucket for bucket in buckets}
+        yield _Chart(f"{measure} by bucket", groups, "{:.3f}")
     if tasks:
         yield _Chart("Accuracy on tasks", tasks, "{:.1%}")
 

@@ -1,4 +1,4 @@
-"""Lines about a run for the terminal: of a step, of an evaluation, and at the end."""
+"""Lines about a run for the terminal: at the start, of a step, of an evaluation, at the end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from terminal_output import format_command, format_count, format_short
 from training.config import TrainConfig
 
 _MAX_GROUPS = 8
@@ -16,6 +17,17 @@ _BITS_PER_BYTE = "validation/bits_per_byte"
 _BUCKETS = ("head", "middle", "tail", "all")
 
 _MODEL_FILES = "config.json and *.safetensors"
+
+
+def format_setup(config: TrainConfig, num_ranks: int, num_parameters: int) -> str:
+    """Return the size of the model, the distribution and the rows of a step, in words."""
+    data = config.data
+    return (
+        f"{format_short(num_parameters)} parameters, {format_count(num_ranks, 'rank')}, "
+        f"{config.parallel.strategy}, {config.precision.compute}; "
+        f"{format_count(data.global_batch_rows, 'row')} of {data.seq_len:,} tokens per step, "
+        f"{data.micro_batch_rows} at a time"
+    )
 
 
 def format_step(step: int, num_steps: int, figures: Mapping[str, float]) -> str:
@@ -62,22 +74,23 @@ def format_summary(
         report: the page with the curves.
     """
     run_dir = config.run_dir
-    lines = [f"{run_dir}: {step} of {config.steps} steps, {step - first_step} of them now"]
+    lines = [f"{run_dir}: {step:,} of {format_count(config.steps, 'step')}"]
+    if first_step:
+        lines[0] += f", {step - first_step:,} of them since the resume"
     if "loss" in figures:
         lines.append(f"loss        {figures['loss']:.4f}")
     lines += (f"evaluation  {text}" for text in _list_totals(figures))
-    groups = _list_groups(figures)
-    if groups:
-        measure = "bits per byte" if _BITS_PER_BYTE in figures else "loss"
-        lines.append(f"            {measure} by language and bucket: {', '.join(groups)}")
+    lines += (f"            {text}" for text in _list_groups(figures))
     if checkpoint is not None:
         lines.append(f"checkpoint  {checkpoint}")
     lines.append(f"curves      {report}")
     if checkpoint is not None:
         lines += [
-            f"export      python -m training export {run_dir} FOLDER",
+            f"export      {format_command('training')} export {run_dir} FOLDER",
             f"            writes {_MODEL_FILES} for Hugging Face's transformers",
         ]
+        if step < config.steps:
+            lines.append("continue    start the same command again")
     return "\n  ".join(lines)
 
 
@@ -97,23 +110,30 @@ def _list_totals(figures: Mapping[str, float]) -> Iterator[str]:
                 pass
 
 
-def _list_groups(figures: Mapping[str, float]) -> list[str]:
-    """Return the bits per byte, or else the loss, of the groups with the most tokens."""
+def _list_groups(figures: Mapping[str, float]) -> Iterator[str]:
+    """Yield the bits per byte, or else the loss, of languages and of buckets."""
     name = "bits_per_byte" if _BITS_PER_BYTE in figures else "loss"
-    found: list[tuple[float, str]] = []
+    languages, buckets = split_groups(figures)
+    for title, groups in (("language", languages[:_MAX_GROUPS]), ("bucket", buckets)):
+        if groups:
+            values = (
+                f"{group} {figures[f'validation/{name}/{group}']:.3f}" for group in groups
+            )
+            yield f"{name.replace('_', ' ')} by {title}: {', '.join(values)}"
+
+
+def split_groups(figures: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """Return the languages of held-out documents, with the most tokens first, and the buckets."""
+    num_tokens: dict[str, float] = {}
     for key, value in figures.items():
         match key.split("/"):
-            case ["validation", kind, group] if kind == name:
-                num_tokens = figures[f"validation/tokens/{group}"]
-                found.append((num_tokens, f"{format_group(group)} {value:.3f}"))
+            case ["validation", "tokens", group]:
+                num_tokens[group] = value
             case _:
                 pass
-    return [text for _, text in sorted(found, reverse=True)[:_MAX_GROUPS]]
-
-
-def format_group(group: str) -> str:
-    """Return the name of a language or bucket of held-out documents, as it is shown."""
-    return f"bucket {group}" if group in _BUCKETS else group
+    languages = [group for group in num_tokens if group not in _BUCKETS]
+    languages.sort(key=lambda group: -num_tokens[group])
+    return languages, [bucket for bucket in _BUCKETS if bucket in num_tokens]
 
 
 def format_duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from terminal_output import format_count
 from training.config import ParallelConfig
 from training.errors import IncompatibleConfig
 
@@ -213,13 +214,13 @@ def compute_mesh_shape(parallel: ParallelConfig, world_size: int) -> tuple[int, 
     data_ranks, remainder = divmod(world_size, parallel.tensor)
     if remainder or not data_ranks:
         raise IncompatibleConfig(
-            f"parallel.tensor is {parallel.tensor}, which does not divide {world_size} ranks; "
-            f"start a multiple of it"
+            f"parallel.tensor is {parallel.tensor}, which does not divide "
+            f"{format_count(world_size, 'rank')}; start a multiple of it"
         )
     if data_ranks % parallel.context:
         raise IncompatibleConfig(
-            f"parallel.context is {parallel.context}, which does not divide {data_ranks} ranks "
-            f"({world_size} ranks / tensor {parallel.tensor}); start a multiple of it"
+            f"parallel.context is {parallel.context}, which does not divide "
+            f"{format_count(data_ranks, 'rank')} ({world_size} ranks / tensor {parallel.tensor}); start a multiple of it"
         )
     if parallel.strategy in ("ddp", "zero1"):
         return data_ranks, 1, 1
@@ -230,8 +231,8 @@ def compute_mesh_shape(parallel: ParallelConfig, world_size: int) -> tuple[int, 
             str(n) for n in range(1, data_ranks + 1) if data_ranks % n == 0
         )
         raise IncompatibleConfig(
-            f"parallel.shard_degree is {shard}, which does not divide {data_ranks} data-parallel "
-            f"ranks ({world_size} ranks / tensor {parallel.tensor}); use one of {divisors}, or "
+            f"parallel.shard_degree is {shard}, which does not divide "
+            f"{format_count(data_ranks, 'data-parallel rank')} ({world_size} ranks / tensor {parallel.tensor}); use one of {divisors}, or "
             f"null for all"
         )
     return data_ranks // shard, shard, parallel.tensor

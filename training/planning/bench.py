@@ -6,6 +6,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import torch
 
 from training.config import SyntheticConfig, TrainConfig
 from training.model.size import count_parameters
+from training.observability.summary import format_setup
 from training.parallel.distributed import RankContext
 from training.planning.alternatives import Estimator
 from training.planning.gpus import GIB, Gpu, find_peak_flops
 from training.planning.memory.footprint import estimate_footprint
 from training.planning.utilization import find_utilization
-from training.trainer import train
+from training.trainer import Trainer
 
 _PROCESS = Path("/proc/self")
 
@@ -93,8 +95,11 @@ def _train(
     """
     _reset_process_peak()
     before_gib = _read_process_gib("VmRSS")
-    with tempfile.TemporaryDirectory(prefix="training-bench-") as folder:
-        train(_make_config(config, folder, vocab_size, num_steps), context)
+    with (
+        tempfile.TemporaryDirectory(prefix="training-bench-") as folder,
+        ExitStack() as cleanup,
+    ):
+        Trainer(_make_config(config, folder, vocab_size, num_steps), context, cleanup).run()
         if not context.is_first:
             return [], None
         text = (Path(folder) / "log.jsonl").read_text(encoding="utf-8")
@@ -112,12 +117,7 @@ def describe(
     config: TrainConfig, num_ranks: int, vocab_size: int, measured: Measurement
 ) -> Iterator[str]:
     """Yield the lines of a table of measured and planned figures."""
-    data, billions = config.data, count_parameters(config.model, vocab_size) / 1e9
-    yield (
-        f"{billions:.3f} B parameters, {num_ranks} ranks, {config.parallel.strategy}, "
-        f"{config.precision.compute}; steps of {data.global_batch_rows} rows of "
-        f"{data.seq_len:,} tokens, {data.micro_batch_rows} rows at a time"
-    )
+    yield format_setup(config, num_ranks, count_parameters(config.model, vocab_size))
     yield f"{'':16}{'measured':>12}{'plan':>12}"
     rows = (
         ("tokens/s", "{:,.0f}", measured.tokens_per_s, measured.planned_tokens_per_s),

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from rich.table import Table
 
+from terminal_output import format_count, format_short
 from terminal_output.console import SafeConsole
 from training.planning.alternatives import MAX_CHANGES, SPARE_SHARE, Option
 from training.planning.gpus import GIB
@@ -61,10 +62,9 @@ def _summarize(plan: Plan) -> Iterator[str]:
     footprint = configured.footprint
     assert footprint is not None
     fits = configured.fits(gpu)
-    num = footprint.micro_batches
-    micro_batches = "1 micro-batch" if num == 1 else f"{num} micro-batches"
+    micro_batches = format_count(footprint.micro_batches, "micro-batch", "micro-batches")
     yield (
-        f"{plan.num_parameters / 1e9:.2f} B parameters (vocabulary {plan.vocab_size:,}) on "
+        f"{format_short(plan.num_parameters)} parameters (vocabulary {plan.vocab_size:,}) on "
         f"{plan.num_gpus} x {gpu.name}, {micro_batches} per step"
     )
     yield (
@@ -74,8 +74,8 @@ def _summarize(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"{configured.tokens_per_s:,.0f} tokens/s at {plan.mfu:.0%} MFU ({plan.mfu_source}): "
-        f"{plan.tokens / 1e9:,.1f} B tokens in {plan.estimate_hours(configured):,.1f} hours "
-        f"({plan.flops_per_token / 1e9:.1f} GFLOP per token)"
+        f"{format_short(plan.tokens)} tokens in {_format_hours(plan.estimate_hours(configured))} "
+        f"({plan.flops_per_token / 1e9:.3g} GFLOP per token)"
     )
     for option in plan.remedies:
         assert option.footprint is not None
@@ -87,6 +87,13 @@ def _summarize(plan: Plan) -> Iterator[str]:
             f"  no combination of up to {MAX_CHANGES} changes makes it fit: use more GPUs, shorter "
             f"rows (data.seq_len) or a smaller model; the table shows what takes the memory"
         )
+
+
+def _format_hours(hours: float) -> str:
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    minutes = hours * 60
+    return f"{minutes:.0f} minutes" if minutes >= 2 else f"{minutes * 60:.1f} seconds"
 
 
 def _make_table(plan: Plan) -> Table:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from terminal_output import format_count
+
 # mosaicml/llm-foundry, scripts/train/benchmarking/README.md at commit 8c8dd48 (July 2025):
 # H100 80 GB, bf16, FSDP.
 _LLM_FOUNDRY = "llm-foundry"
@@ -41,8 +43,8 @@ class Utilization:
 
     def describe(self) -> str:
         """Return the shape and the source in words."""
-        billions = self.num_parameters / 1e9
-        return f"{self.source}, {billions:.1f} B, {self.seq_len:,} tokens, {self.num_gpus} GPUs"
+        billions, gpus = self.num_parameters / 1e9, format_count(self.num_gpus, "GPU")
+        return f"{self.source}, {billions:.1f} B, {self.seq_len:,} tokens, {gpus}"
 
 
 def _list_llm_foundry() -> list[Utilization]:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from terminal_output import format_command
 from tests.training.conftest import make_config
 from training.errors import IncompatibleConfig
 from training.observability.curves import (
@@ -41,11 +42,12 @@ def test_a_finished_run_says_where_its_results_are(
         distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
     )
     message = caplog.messages[-1]
-    assert message.startswith(f"{tmp_path / 'run'}: 2 of 2 steps, 2 of them now")
+    assert message.startswith(f"{tmp_path / 'run'}: 2 of 2 steps\n")
+    assert re.search(r"run: 2 steps, [\d.]+ [kM] parameters, 1 rank,", caplog.messages[0])
     paths = re.findall(r"^  (?:checkpoint|curves) +(.+)$", message, re.MULTILINE)
     assert len(paths) == 2
     assert all(Path(path).exists() for path in paths)
-    assert "python -m training export" in message
+    assert f"{format_command('training')} export" in message
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<b>Loss</b>" in page
     assert "&quot;steps&quot;: 2" in page
@@ -113,18 +115,21 @@ def test_labels_of_ticks_differ(low: float, width: float, is_share: bool) -> Non
         assert shown / (100 if is_share else 1) == pytest.approx(value, abs=distance / 2)
 
 
-def test_the_total_and_the_bucket_all_have_different_names() -> None:
-    """A chart of several curves has a legend; languages are named as they are."""
+def test_languages_and_buckets_have_separate_charts() -> None:
+    """A chart of several curves has a legend; that of languages has the total too."""
     figures = {
         "validation/loss": 5.0,
         "validation/loss/all": 6.0,
+        "validation/loss/head": 3.0,
         "validation/loss/en": 4.0,
         "validation/tokens/all": 10,
+        "validation/tokens/head": 10,
         "validation/tokens/en": 20,
     }
     page = make_report("run", [{"step": 1, "loss": 5.0}, {"step": 1, **figures}], None)
     legends = re.findall(r'<b style="--colour: #\w+">([^<]+)</b>', page)
-    assert legends == ["training", "validation", "total", "en", "bucket all"]
+    assert legends == ["training", "validation", "total", "en", "head", "all"]
+    assert "<b>Loss by bucket</b>" in page
 
 
 def test_names_and_settings_are_escaped() -> None:

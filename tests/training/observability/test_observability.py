@@ -229,8 +229,9 @@ class WaitForPrometheus(logging.Handler):
         self._prometheus = prometheus
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Wait for figures that are newer than the record."""
-        wait_for(lambda: self._find_newest() > record.created)
+        """Wait for figures that are newer than the record of a step."""
+        if record.getMessage().startswith("step "):
+            wait_for(lambda: self._find_newest() > record.created)
 
     def _find_newest(self) -> float:
         query = "timestamp(corpusmill_train_steps_total)"

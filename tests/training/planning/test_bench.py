@@ -36,7 +36,7 @@ def run_bench(folder: Path) -> list[str]:
 def test_bench_prints_measured_and_planned_figures(tmp_path: Path) -> None:
     """Without the config's data, and without leaving files in run_dir."""
     first, _, *rows = run_bench(tmp_path)
-    assert "steps of 12 rows of 64 tokens, 1 rows at a time" in first
+    assert "1 rank, zero2, fp32; 12 rows of 64 tokens per step, 1 at a time" in first
     assert [row.split("  ")[0] for row in rows] == [
         "tokens/s",
         "MFU",
