@@ -14,12 +14,13 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from terminal_output import escape, escape_output, format_command
+from terminal_output import escape, escape_output
 from terminal_output.console import SafeConsole
 
 DONE = 0
@@ -167,7 +168,9 @@ def reporting_errors() -> Generator[None]:
 
 def describe_resume() -> str:
     """Return what is kept when a run ends early, and the command that continues it."""
-    return f"{RESUME_HINT}: {format_command('pipeline')} {shlex.join(sys.argv[1:])}"
+    is_installed_command = Path(sys.argv[0]).stem == "corpusmill"
+    program = "corpusmill" if is_installed_command else "python -m pipeline"
+    return f"{RESUME_HINT}: {program} {shlex.join(sys.argv[1:])}"
 
 
 def _describe_stop(how: str) -> str:
