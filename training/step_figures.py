@@ -8,6 +8,7 @@ when the next step has been enqueued, and draws the same conclusion from them (A
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import torch
@@ -53,13 +54,18 @@ class StepFigures:
         step: finished steps, this one included.
         position: rows of the global order that were read up to this step.
         learning_rate: of this step.
+        waited_s: seconds spent waiting for its rows.
+        finished: perf_counter at its end: on a CPU when it was enqueued, on a GPU when it was read.
     """
+
+    waited_s: float = 0.0
 
     def __init__(
         self, values: Sequence[Tensor], *, step: int, position: int, learning_rate: float
     ) -> None:
         """Start the copy of scalars to the host, without waiting for it."""
         self.step, self.position, self.learning_rate = step, position, learning_rate
+        self.finished = time.perf_counter()
         self._values = torch.stack([value.double() for value in values])
         self._copied: torch.cuda.Event | None = None
         if self._values.is_cuda:
@@ -73,4 +79,5 @@ class StepFigures:
         """Return the numbers. This waits until the device has computed the step."""
         if self._copied is not None:
             self._copied.synchronize()
+            self.finished = time.perf_counter()
         return self._values.tolist()

@@ -265,12 +265,14 @@ class Trainer:
             record_memory_history(config.observability, self.run_dir, self.context),
         ):
             while self.step < config.steps and not self.is_stopping:
-                with timer.measure_wait():
-                    micro_batches = self.batches.read_step(self.step)
+                began = time.perf_counter()
+                micro_batches = self.batches.read_step(self.step)
+                waited_s = time.perf_counter() - began
                 # A stop is an agreement of all ranks, reached inside of the step.
                 enqueued = self._train_step(
                     micro_batches, wants_stop=stop_requested.is_set()
                 )
+                enqueued.waited_s = waited_s
                 # While the device computes this step, the host reads the one before.
                 self._finish_step(timer)
                 self.enqueued = enqueued
@@ -303,7 +305,7 @@ class Trainer:
             return
         self.loss, norm, tokens, wants_stop = enqueued.read()
         self.is_stopping = self.is_stopping or bool(wants_stop)
-        timer.add_step(int(tokens))
+        timer.add_step(int(tokens), waited_s=enqueued.waited_s, finished=enqueued.finished)
         # The device has decided the same. Here it is counted, and too many bad steps end the run.
         self.anomaly_guard.accept(self.loss, norm, enqueued.step - 1)
         if self.anomaly_guard.wants_rewind and self._rewind(norm):
@@ -417,7 +419,8 @@ class Trainer:
             # Neither may come before the figures of the step are known to be good.
             self._finish_step(timer)
         if self.evaluations.is_due(self.step) and not self.is_stopping:
-            figures = self.evaluations.run_due(self.model, self.step)
+            with timer.exclude():
+                figures = self.evaluations.run_due(self.model, self.step)
             self.metrics_log.write(self.step, figures)
             log.info(format_evaluation(self.step, figures))
         if saves or (self.is_stopping and config.checkpoint.every_steps is not None):

@@ -80,8 +80,8 @@ def export_checkpoint(
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by an export that was killed
     partial.mkdir(parents=True)
-    _write_weights(path, partial, config, adapters, DTYPES[dtype], shard_bytes)
     _write_configs(partial, config, progress["rows"]["seq_len"], DTYPES[dtype], tokens)
+    _write_weights(path, partial, config, adapters, DTYPES[dtype], shard_bytes)
     # A crash before this line leaves only the .partial folder, which the next export removes.
     os.replace(partial, out)
     return path
@@ -158,6 +158,8 @@ def _write_weights(
         exported = {to_hugging_face_name(name): w.to(dtype) for name, w in weights.items()}
         # transformers refuses files without this metadata.
         save_file(exported, folder / file_name, metadata={"format": "pt"})
+        # safetensors writes files that only their owner can read.
+        shutil.copymode(folder / CONFIG_FILE, folder / file_name)
         for name in names:
             weight_map[to_hugging_face_name(name)] = file_name
     if len(files) > 1:

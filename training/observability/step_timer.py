@@ -13,28 +13,38 @@ class StepTimer:
     """Times the steps since the last report, and the waiting for rows within them.
 
     Attributes:
-        started: perf_counter at the last report.
-        waited_s: seconds spent waiting for rows.
+        started: perf_counter at the end of the last step that was reported.
+        finished: perf_counter at the end of the newest step.
+        waited_s: seconds spent waiting for the rows of the steps since the last report.
         tokens: tokens of all ranks.
         steps: steps.
     """
 
     started: float = field(default_factory=time.perf_counter)
+    finished: float = 0.0
     waited_s: float = 0.0
     tokens: int = 0
     steps: int = 0
 
-    @contextmanager
-    def measure_wait(self) -> Generator[None]:
-        """Add the time inside the context to the time spent waiting for rows."""
-        started = time.perf_counter()
-        yield
-        self.waited_s += time.perf_counter() - started
+    def add_step(self, tokens: int, *, waited_s: float, finished: float) -> None:
+        """Count a finished step.
 
-    def add_step(self, tokens: int) -> None:
-        """Count a finished step and its tokens on all ranks."""
+        Args:
+            tokens: of all ranks.
+            waited_s: seconds spent waiting for its rows.
+            finished: perf_counter at its end. The figures of a step are read later.
+        """
         self.tokens += tokens
         self.steps += 1
+        self.waited_s += waited_s
+        self.finished = finished
+
+    @contextmanager
+    def exclude(self) -> Generator[None]:
+        """Leave the time inside the context, such as that of an evaluation, out of the figures."""
+        began = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - began
 
     def report(
         self, flops_per_token: int, num_ranks: int, peak_flops: float | None
@@ -52,7 +62,7 @@ class StepTimer:
         Returns:
             tokens_per_s (over all ranks), step_s (mean), stall_share (0..1), and mfu (0..1).
         """
-        elapsed_s = time.perf_counter() - self.started
+        elapsed_s = self.finished - self.started
         tokens_per_s = self.tokens / elapsed_s
         figures = {
             "tokens_per_s": tokens_per_s,
@@ -61,6 +71,6 @@ class StepTimer:
         }
         if peak_flops is not None:
             figures["mfu"] = tokens_per_s * flops_per_token / (num_ranks * peak_flops)
-        self.started, self.waited_s = time.perf_counter(), 0.0
+        self.started, self.waited_s = self.finished, 0.0
         self.tokens = self.steps = 0
         return figures

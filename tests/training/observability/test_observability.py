@@ -155,21 +155,41 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
     assert steps == {"ProfilerStep#1", "ProfilerStep#2"}
 
 
-def test_the_stall_share_is_time_spent_waiting_for_rows() -> None:
-    """It excludes other time; tokens/s and MFU follow their formulas."""
-    began = time.perf_counter()
-    timer = StepTimer()
-    with timer.measure_wait():
+def test_rates_are_those_of_the_steps_since_the_last_report() -> None:
+    """Waits and ends belong to their steps, whenever their figures are read."""
+    timer = StepTimer(started=100.0)
+    timer.add_step(400, waited_s=0.1, finished=101.0)
+    timer.add_step(600, waited_s=0.3, finished=102.0)
+    found = timer.report(flops_per_token=6, num_ranks=2, peak_flops=10_000.0)
+    assert found == pytest.approx(
+        {"tokens_per_s": 500, "step_s": 1.0, "stall_share": 0.2, "mfu": 500 * 6 / 20_000}
+    )
+    timer.add_step(400, waited_s=0.0, finished=104.0)
+    found = timer.report(flops_per_token=6, num_ranks=2, peak_flops=None)
+    assert found == pytest.approx({"tokens_per_s": 200, "step_s": 2.0, "stall_share": 0.0})
+
+
+def test_evaluations_are_not_part_of_the_speed() -> None:
+    timer = StepTimer(started=100.0)
+    with timer.exclude():
         time.sleep(0.05)
-    time.sleep(0.05)
-    timer.add_step(400)
-    timer.add_step(600)
-    found = timer.report(flops_per_token=6, num_ranks=2, peak_flops=100.0)
-    elapsed_s = time.perf_counter() - began
-    assert 0.05 / elapsed_s <= found["stall_share"] <= 1 - 0.05 / elapsed_s
-    assert found["mfu"] == pytest.approx(found["tokens_per_s"] * 6 / 200)
-    assert found["step_s"] == pytest.approx(500 / found["tokens_per_s"])
-    assert timer.tokens == 0
+    timer.add_step(100, waited_s=0.0, finished=101.0)
+    assert timer.report(6, 1, None)["step_s"] <= 0.95
+
+
+def test_each_report_has_the_time_of_its_own_steps(language: Path, tmp_path: Path) -> None:
+    """Figures are read a step late, but that of the last step at once."""
+    watching = {"every_steps": 1, "tensorboard": False}
+    config = make_config(tmp_path / "run", language, steps=6, observability=watching)
+    train(
+        config,
+        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
+    )
+    text = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
+    steps_s = [json.loads(line)["step_s"] for line in text.splitlines()]
+    # The last report once came a millisecond after the one before.
+    assert len(steps_s) == 6
+    assert min(steps_s) > max(steps_s[1:]) / 50
 
 
 def test_garbage_is_collected_only_at_due_steps() -> None:
