@@ -140,7 +140,7 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
             yield f"task of {name}", partial(phase.run, task_id)
     elif isinstance(phase, FuzzyClusters):
         write_one_cluster(phase)
-    yield f"{name}: list done tasks", folder.done
+    yield f"{name}: list done tasks", folder.list_done
     yield f"{name}: sum up and merge", lambda: finish(phase)
     yield from list_reading_actions(phase)
 

@@ -123,7 +123,8 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
     code, output = wait_for_exit(driver)
     assert code == 4, output
     assert "resuming from" in output
-    assert output.count(f"{len(losses(run_dir))} of 100000 steps") == 1, "a line came twice"
+    summary = f"{len(losses(run_dir))} of 100,000 steps"
+    assert output.count(summary) == 1, "a line is missing, or came twice"
     found = losses(run_dir)
     assert found[:STEPS] == losses(plain)
     assert read_modes(run_dir) == {0o750, 0o640}
@@ -138,7 +139,7 @@ def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path)
     code, output = wait_for_exit(start(tmp_path, settings, "--workers", "1"))
     assert code == 2, output
     assert (
-        "error: parallel.tensor is 2, which does not divide 1 ranks; start a multiple of it\n"
+        "error: parallel.tensor is 2, which does not divide 1 rank; start a multiple of it\n"
         in output
     )
     assert output.count("Error in training function") == 1  # Ray's word for each attempt

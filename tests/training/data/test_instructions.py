@@ -339,7 +339,7 @@ def test_broken_lines_are_skipped_and_reported(
     data = {"instructions": str(path), "tokenizer": str(tokenizer), "seq_len": 256}
     caplog.set_level("INFO", logger="training")
     train(make_config(tmp_path / "run", None, steps=1, data=data), alone())
-    assert f"15 broken lines are skipped; {path}:2: found no JSON" in caplog.text
+    assert f"15 broken lines skipped; {path}:2: found no JSON" in caplog.text
 
 
 def test_a_conversation_longer_than_a_row_is_cut_and_counted(
