@@ -177,7 +177,7 @@ def test_evaluations_are_not_part_of_the_speed() -> None:
     assert timer.report(6, 1, None)["step_s"] <= 0.95
 
 
-def test_each_report_has_the_time_of_its_own_steps(language: Path, tmp_path: Path) -> None:
+def test_each_report_has_the_time_of_its_steps(language: Path, tmp_path: Path) -> None:
     """Figures are read a step late, but that of the last step at once."""
     watching = {"every_steps": 1, "tensorboard": False}
     config = make_config(tmp_path / "run", language, steps=6, observability=watching)
