@@ -10,16 +10,14 @@ each process.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import platform
 import unicodedata
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from stages.cache_folder import cache_folder
+from stages.cache_folder import CachedResult
 
 _LIBRARIES = "gigatoken", "tokenizers"
 # The code that determines the probe texts, and what each library reads.
@@ -32,7 +30,7 @@ _SOURCES = (
 
 
 class ProbeRecord:
-    """A small file whose name depends on all that the finding depends on."""
+    """A small file whose name depends on everything that the finding depends on."""
 
     def __init__(self, *tokenizer_digests: str) -> None:
         """Find the file.
@@ -45,26 +43,17 @@ class ProbeRecord:
         # The probe texts are samples of Python's Unicode tables.
         identity.append(unicodedata.unidata_version)
         identity += [metadata.version(library) for library in _LIBRARIES]
-        self._key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-        self.path = cache_folder() / "encoder-probes" / f"{self._key[:32]}.txt"
+        self._file = CachedResult("encoder-probes/", [part.encode() for part in identity])
+        self.path = self._file.path
 
     def read(self) -> str | None:
         """Return the finding; None if there is none, or its file is damaged."""
-        try:
-            digest, finding = self.path.read_text(encoding="utf-8").split(" ", 1)
-        except (OSError, ValueError):
-            return None
-        return finding if digest == self._seal(finding) else None
+        finding = self._file.read()
+        return None if finding is None else finding.decode()
 
     def write(self, finding: str) -> None:
-        """Store a finding. A cache that cannot be written only costs the time of the next probe."""
-        # Not renamed into place: readers recognize a half-written file by its digest.
-        with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(f"{self._seal(finding)} {finding}", encoding="utf-8")
-
-    def _seal(self, finding: str) -> str:
-        return hashlib.sha256(f"{self._key} {finding}".encode()).hexdigest()
+        """Store a finding, where the cache can be written."""
+        self._file.write(finding.encode())
 
 
 @cache
