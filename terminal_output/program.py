@@ -1,4 +1,4 @@
-"""How this program was started, for messages with a command that can be pasted."""
+"""The command that started this program, for messages whose commands can be copied and run."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from tests.shared_ray import SharedRay
 
 REPOSITORY = Path(__file__).parent.parent
 
-# In a new clone, this file compiles most kernels. Meanwhile the other processes test the trainer,
-# which needs none: each process that starts a pipeline before would compile them, too.
+# This file runs first, because in a new clone it compiles most kernels. Meanwhile, the other test
+# processes run tests of the trainer, which uses no kernels, so they do not compile them as well.
 FIRST_FILE = "e2e/test_same_bytes.py"
 # Tests of these folders come next, in this order; those of the cluster end the group with Ray.
 FIRST_FOLDERS = ("training", "e2e", "benchmarks", "faults")

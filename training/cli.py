@@ -237,8 +237,9 @@ def bench(
 ) -> None:
     """Measure speed and memory on random rows.
 
-    The figures of the plan are printed beside the measured ones. As many steps run before, for compilation. The data of the config is not read, and nothing is
-    saved. Use torchrun for several ranks.
+    The figures of the plan are printed beside the measured ones. As many steps run before, for
+    compilation. The data of the config is not read, and nothing is saved. Use torchrun for several
+    ranks.
     """
     from training.config import load_config
     from training.planning.bench import describe, measure
@@ -393,7 +394,8 @@ def add_digests_(
 ) -> None:
     """Add digests to a checkpoint without them.
 
-    Checkpoints of earlier versions have none. The digests are those of the present content, so add them only if you trust the files.
+    Checkpoints of earlier versions have none. The digests are those of the present content, so add
+    them only if you trust the files.
     """
     from training.checkpoint.verification import add_digests
 

@@ -447,7 +447,7 @@ def _get_peak_flops(config: ObservabilityConfig, device: torch.device) -> float 
 def stop_on_signals(
     event: threading.Event, repeat_s: float = _REPEATED_INTERRUPT_S
 ) -> Generator[None]:
-    """Set an event on SIGTERM, which schedulers send some time before they kill, and on Ctrl-C.
+    """Set an event on SIGTERM or Ctrl-C. Schedulers send SIGTERM some time before SIGKILL.
 
     A second Ctrl-C ends the process at once, without a checkpoint. Signal handlers can be set in
     the main thread only. In other threads this does nothing.

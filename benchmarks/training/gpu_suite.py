@@ -2,7 +2,7 @@
 
     python -m benchmarks.training.gpu_suite --save           # on an H100 or H200; under nine minutes
     python -m benchmarks.training.gpu_suite --save FOLDER --only short long --budget-s 500
-    python -m benchmarks.training.gpu_suite --only checks    # what the trainer assumes about CUDA
+    python -m benchmarks.training.gpu_suite --only checks    # checks the assumptions about CUDA
     python -m benchmarks.training.gpu_suite --tiny           # all of it on a CPU, in seconds
 
 The model has 1.2 B parameters in Llama 3's shape, in bf16 and compiled. Its shards are generated.

@@ -72,7 +72,7 @@ def _discard_stale_index(function: Callable[..., object]) -> None:
 
 @cache
 def _list_indexes(folder: Path) -> list[Path]:
-    """Return the cache indexes beside the source files of a folder.
+    """Return the index files of numba's cache, in the __pycache__ of a source folder.
 
     They are listed once per process: those that it writes later are not stale.
     """

@@ -114,7 +114,7 @@ def _next_line(data: NDArray[np.uint8], line: int, stop: int) -> tuple[int, int,
 
 @njit(nogil=True)
 def find_line_end(utf8: NDArray[np.uint8], start: int, end: int) -> int:
-    """Return where the first line feed in utf8[start:end] is, or `end`."""
+    """Return the position of the first line feed in utf8[start:end]; `end` if there is none."""
     address = utf8.ctypes.data
     found = _memchr(address + start, _LINE_FEED, end - start)
     return end if found == 0 else found - address

@@ -82,7 +82,7 @@ def test_a_verdict_has_the_figures_or_the_reason(
 
 
 def test_checks_end_the_suite_in_time(tmp_path: Path) -> None:
-    """Those for which no time is left are listed as not run."""
+    """If the time budget is used up, the remaining checks are listed as not run."""
     suite = Suite(TINY, -1, tmp_path)
     run_checks(suite)
     assert set(suite.checks.values()) == {"not run: no time left"}

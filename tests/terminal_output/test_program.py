@@ -12,7 +12,7 @@ from terminal_output import format_command
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with an environment that is not in PATH; its programs are started there."""
+    """Create a virtual environment that is not in PATH, and act as a program started from it."""
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
     for name in ("python", "corpusmill"):

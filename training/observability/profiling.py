@@ -94,7 +94,7 @@ def trace_steps(
         profiler.export_chrome_trace(str(folder / f"rank-{context.rank:05d}.json.gz"))
 
     # One step of warm-up, because the first profiled step is slowed down by starting the profiler.
-    # The log counts finished steps, so its first step is 1.
+    # Numbered as in the log, where the first step is 1.
     schedule = torch.profiler.schedule(
         wait=max(0, first - 2),
         warmup=min(1, first - 1),

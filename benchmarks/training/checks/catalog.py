@@ -1,4 +1,4 @@
-"""All checks in the order in which they run, and the entrant that runs them."""
+"""The list of all checks, in the order in which they run, and the class that runs one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKS: tuple[Check, ...] = (*device.CHECKS, *kernels.CHECKS, *runs.CHECKS)
 
 
 class Checks:
-    """An entrant that runs single checks by their name."""
+    """Runs one check per call, selected by its name."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self._spec = spec

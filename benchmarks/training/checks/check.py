@@ -1,4 +1,4 @@
-"""What a check is, and the errors by which it ends without a pass."""
+"""The class of a check, the exception for a machine that cannot run it, and comparisons."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def _check_checkpointing(spec: Mapping[str, Any]) -> str:
 
 
 def _check_compiled(spec: Mapping[str, Any]) -> str:
-    """Compiled blocks within documents have the loss of eager ones, from one compilation."""
+    """With document masks, compiled blocks have the same loss as eager ones, and are compiled once."""
     counters = torch._dynamo.utils.counters["stats"]  # noqa: SLF001
     data = {"document_masks": True}
     expected = _run(spec, data=data)["loss"]
