@@ -19,7 +19,7 @@ TRAINER_TESTS ?= tests/training tests/benchmarks/test_training.py tests/benchmar
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo held-out watch test test-failed test-torch-lowest gpu-bundle quick check docs bench bench-peers test-faults clean
+.PHONY: help demo held-out watch test test-torch-lowest gpu-bundle quick check docs bench bench-peers test-faults clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -44,9 +44,6 @@ watch: $(VENV)/demo.stamp ## Run the pipeline into runs/watched, with a Promethe
 
 test: $(VENV)/test.stamp ## Run all the tests
 	$(BIN)/python -m pytest $(PARALLEL)
-
-test-failed: $(VENV)/test.stamp ## Run the tests that failed last, one at a time
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 quick: $(VENV)/test.stamp ## Run the tests of one package without Ray, e.g. make quick PACKAGE=loader
 	$(BIN)/python -m pytest -q --hypothesis-profile quick $(PARALLEL) -m 'not heavy and not ray and not cluster and not models' tests/$(PACKAGE)

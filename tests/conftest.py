@@ -37,13 +37,12 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Numba compiles, and Arrow imports, inside the first example: no example has a deadline.
-# Each run draws other examples, except in CI, where a commit passes or fails whenever it is tested.
+# Each run draws other examples.
 # To choose a profile: `pytest --hypothesis-profile thorough`.
 settings.register_profile("quick", deadline=None, max_examples=10)
 settings.register_profile("default", deadline=None, max_examples=40)
-settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=1_000)
-settings.load_profile("ci" if "CI" in os.environ else "default")
+settings.load_profile("default")
 
 
 @pytest.fixture(scope="session")
