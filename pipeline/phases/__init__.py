@@ -2,9 +2,10 @@
 
 Files that each phase writes, per input split or partition (read back by range, never sent between machines):
 
-    extract          SPLIT.documents.parquet  SPLIT.hashes.arrow  SPLIT.decisions.parquet  SPLIT.quarantine.jsonl
+    extract          SPLIT.documents.parquet  SPLIT.decisions.parquet  SPLIT.quarantine.jsonl
+                     SPLIT.hashes.arrow: hashes of paragraphs  SPLIT.distinct_hashes.arrow: each hash once
     exact_dedup      SPLIT.contents.arrow  exact_dedup.arrow: per split, the documents to drop and the ones kept
-    paragraph_dedup  g000-p000of001.duplicate_lines.arrow: per split of the group, the lines to remove
+    paragraph_dedup  g000-p000of001.repeated.arrow: per split of the group, whether other splits have its hashes
     substring_hashes SPLIT.windows.arrow: hashes of all windows of words
     substring_dedup  p000of001.repeated.arrow: per split, the windows that an earlier document has
     annotate         SPLIT.documents.parquet  SPLIT.decisions.parquet  SPLIT.bands.arrow

@@ -102,7 +102,12 @@ class Annotate(SplitPhase):
     bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
     ngrams = Artifact("ngrams.arrow", NGRAMS)  # see `read_ngrams`
 
-    reads = (Extract.documents, ParagraphDedup.duplicate_lines, SubstringDedup.repeated)
+    reads = (
+        Extract.documents,
+        Extract.hashes,
+        ParagraphDedup.repeated,
+        SubstringDedup.repeated,
+    )
     amounts = {
         "left": "chars",
         "scored": "documents_kept",
@@ -115,7 +120,7 @@ class Annotate(SplitPhase):
         held_per="band_hashes",
         # measured with 10,000 splits
         open_artifact_s={
-            ParagraphDedup.duplicate_lines: 0.0004,
+            ParagraphDedup.repeated: 0.0004,
             SubstringDedup.repeated: 0.0004,
         },
     )

@@ -1,7 +1,7 @@
 """The phase extract: make documents of records or rows, and hash every paragraph.
 
-A hashes file has one Arrow record batch per range of hash space, so that paragraph_dedup reads any range of any split
-without reading the rest.
+Files of hashes are sorted and have one Arrow record batch per range of hash space, so that paragraph_dedup reads any
+range of any split without reading the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.inputs.read_file import read_file
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.phase import SplitPhase, TaskCost
 from pipeline.planning.input_splits import get_files_per_split, make_sample_crawl
-from pipeline.runs.hash_partitions import write_buckets
+from pipeline.runs.hash_partitions import find_bounds, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter
 from stages.contract import DOCUMENT
@@ -41,6 +41,7 @@ EXTRACTED = pa.schema(
     ]
 )
 
+# Of each paragraph, sorted by hash; equal hashes are in the order of the input.
 HASHES = pa.schema(
     [
         pa.field("hash", pa.uint64()),
@@ -48,6 +49,9 @@ HASHES = pa.schema(
         pa.field("line", pa.uint32()),
     ]
 )
+
+# Each hash of HASHES once, sorted: what other splits need to know of this one.
+DISTINCT_HASHES = pa.schema([HASHES.field("hash")])
 
 
 class Extract(SplitPhase):
@@ -59,7 +63,11 @@ class Extract(SplitPhase):
     schema = DOCUMENT
 
     documents = Artifact("documents.parquet", EXTRACTED)
-    hashes = Artifact("hashes.arrow", HASHES, grows_with="paragraphs")  # by range of hashes
+    # both by range of hashes
+    hashes = Artifact("hashes.arrow", HASHES, grows_with="paragraphs")
+    distinct_hashes = Artifact(
+        "distinct_hashes.arrow", DISTINCT_HASHES, grows_with="distinct_paragraphs"
+    )
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     quarantine = Artifact("quarantine.jsonl", grows_with="documents")
 
@@ -68,6 +76,7 @@ class Extract(SplitPhase):
         "documents": "documents",
         "text": "text_bytes",
         "paragraphs": "paragraphs",
+        "distinct_paragraphs": "distinct_paragraphs",
     }
     cost = TaskCost(grows_with="text", held_bytes=64, held_per="paragraphs")
 
@@ -148,18 +157,23 @@ class _ExtractWriter(SplitWriter):
         super().close()
         self._documents.start(EXTRACTED)
         self._documents.close()
-        empty = np.empty(0, np.uint64)
-        hashes = np.concatenate([empty, *self._hashes])
-        lines = np.concatenate([empty, *self._lines])
-        columns = [
-            hashes,
-            (lines >> np.uint64(32)).astype(np.uint32),
-            lines.astype(np.uint32),
-        ]
-        rows = pa.record_batch(columns, schema=HASHES)
-        write_buckets(self.output.path(Extract.hashes.file_name(self.task_id)), rows)
+        self._write_hashes()
         quarantine = b"".join(
             json.dumps(asdict(entry), sort_keys=True).encode() + b"\n"
             for entry in self.quarantine
         )
         self.output.path(Extract.quarantine.file_name(self.task_id)).write_bytes(quarantine)
+
+    def _write_hashes(self) -> None:
+        empty = np.empty(0, np.uint64)
+        hashes = np.concatenate([empty, *self._hashes])
+        order = np.argsort(hashes, kind="stable")
+        hashes, lines = hashes[order], np.concatenate([empty, *self._lines])[order]
+        records = (lines >> np.uint64(32)).astype(np.uint32)
+        rows = pa.record_batch([hashes, records, lines.astype(np.uint32)], schema=HASHES)
+        write_buckets(self.output.path(Extract.hashes.file_name(self.task_id)), rows)
+        distinct = pa.record_batch([hashes[find_bounds(hashes)[:-1]]], DISTINCT_HASHES)
+        write_buckets(
+            self.output.path(Extract.distinct_hashes.file_name(self.task_id)), distinct
+        )
+        self.counters.add("distinct_paragraphs", distinct.num_rows)

@@ -42,6 +42,7 @@ MEANINGS: Mapping[str, str] = {
     "language": "Code of the most likely language.",
     "language_score": "Probability of this language, 0..1.",
     "limit": "Limit of the rule that dropped the document.",
+    "is_repeated": "Whether a hash of the split, in the order of `distinct_hashes.arrow`, is removed because of other splits.",
     "line": "Number of the line in the document, from 0.",
     "lines_removed": "Numbers of the lines that `annotate.lines` removed.",
     "main_content_chars": "Characters of the main content, if it was too short to be used.",

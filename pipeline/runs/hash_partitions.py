@@ -1,6 +1,6 @@
 """Files of hashes that are read by range of hash space, and the partitions of phases that read all files.
 
-A file has one Arrow record batch per bucket, and its rows stay in input order inside a bucket. So a task reads any
+A file has one Arrow record batch per bucket, and its rows stay in their order inside a bucket. So a task reads any
 range of any file without the rest. A task holds its partition of all files, and processes one small chunk at a time.
 
     write_buckets(path, pa.record_batch([hashes, records], schema))           # by the first column
@@ -189,7 +189,7 @@ class Partition:
             num_files, len(edges)
         )
         self._hashes = [rows["hash"].to_numpy() for rows in self.files]
-        self._records = [rows["record"].to_numpy() for rows in self.files]
+        self._records = [_get_records(rows) for rows in self.files]
 
     def chunks(self) -> Iterator[list[slice]]:
         """Yield the rows of each file that belong to a chunk. Equal hashes are in the same chunk."""
@@ -206,12 +206,25 @@ class Partition:
 
         Returns:
             hashes: (n,) uint64.
-            ids: (n,) uint64, index of the file << 32 | record. They never decrease if no file's records do.
+            ids: (n,) uint64, index of the file << 32 | record, where files have records. They never
+                decrease if no file's records do.
         """
         counts = [rows.stop - rows.start for rows in chunk]
         file_ids = np.arange(len(chunk), dtype=np.uint64) << np.uint64(32)
         ids = np.repeat(file_ids, counts) | take_rows(self._records, chunk)
         return take_rows(self._hashes, chunk), ids
+
+
+def _get_records(rows: pa.RecordBatch) -> NDArray[np.uint32]:
+    if "record" in rows.schema.names:
+        return rows["record"].to_numpy()
+    return np.broadcast_to(np.uint32(0), rows.num_rows)
+
+
+def find_bounds(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the start of each range of equal values, and the end of the last."""
+    is_start = np.append(True, values[1:] != values[:-1])[: len(values)]
+    return np.append(np.flatnonzero(is_start), len(values))
 
 
 def take_rows(columns: Sequence[NDArray[Any]], chunk: Sequence[slice]) -> NDArray[Any]:

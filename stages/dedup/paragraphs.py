@@ -37,7 +37,7 @@ class ParagraphHashes(Stage[ParagraphHashesSettings]):
     """Adds the hash of every line, and the length of the text before removal. Drops nothing."""
 
     name = "paragraphs"
-    version = 1
+    version = 2
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(
         [

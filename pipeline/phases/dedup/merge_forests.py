@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.runs.hash_partitions import join_batches
+from pipeline.runs.hash_partitions import find_bounds, join_batches
 from stages.dedup.connected_components import (
     Pairs,
     Positions,
@@ -98,7 +97,7 @@ def find_members(pairs_of_forests: Iterable[Pairs]) -> NDArray[np.uint64]:
     merged: list[NDArray[np.uint64]] = []
     for pairs in pairs_of_forests:
         ids = np.sort(pairs, axis=None)  # np.unique takes a hundred times as long
-        merged.append(ids[_find_bounds(ids)[:-1]])
+        merged.append(ids[find_bounds(ids)[:-1]])
         while len(merged) > 1 and len(merged[-2]) < 2 * len(merged[-1]):
             merged.append(_merge(merged.pop(), merged.pop()))
     while len(merged) > 1:
@@ -152,7 +151,7 @@ def _make_clusters(
     # The last key is the first to sort by.
     order = np.lexsort((ids, -scores, roots))
     ids, roots, was_pair = ids[order], roots[order], was_pair[order]
-    bounds = _find_bounds(roots)
+    bounds = find_bounds(roots)
     sizes = np.diff(bounds)
     is_previous = np.append(0, np.cumsum(ids < first_own_id))
     num_previous = np.diff(is_previous[bounds])
@@ -170,14 +169,8 @@ def _make_clusters(
 
 def _is_of_pair(roots: Positions) -> NDArray[np.bool_]:
     """Return (n,) bool, true for the documents of clusters of two."""
-    sizes = np.diff(_find_bounds(roots))
+    sizes = np.diff(find_bounds(roots))
     return np.repeat(sizes == 2, sizes)
-
-
-def _find_bounds(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the start of each range of equal values, and the end of the last."""
-    is_start = np.append(True, values[1:] != values[:-1])[: len(values)]
-    return np.append(np.flatnonzero(is_start), len(values))
 
 
 def _divide(
@@ -192,7 +185,7 @@ def _divide(
     for batch in batches:
         ends = num_before + np.cumsum(pc.list_value_length(batch["documents"]).to_numpy())
         tasks = np.append(num_before, ends)[:-1] // max_members
-        bounds = _find_bounds(tasks)
+        bounds = find_bounds(tasks)
         for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             if pending and tasks[start] != task:
                 yield join_batches(CLUSTERS, pending)

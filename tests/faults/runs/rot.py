@@ -36,7 +36,7 @@ READ_FILES = (
     ("extract", "*.documents.parquet"),
     ("extract", "*.hashes.arrow"),
     ("exact_dedup", "exact_dedup.arrow"),
-    ("paragraph_dedup", "*.duplicate_lines.arrow"),
+    ("paragraph_dedup", "*.repeated.arrow"),
     ("substring_hashes", "*.windows.arrow"),
     ("substring_dedup", "*.repeated.arrow"),
     ("annotate", "*.documents.parquet"),

@@ -21,7 +21,7 @@ from pipeline.cli import app
 from pipeline.config import RunConfig, load
 from pipeline.execution.task_groups import MAX_GROUP_TASKS
 from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
-from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_PARAGRAPH
+from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH
 from pipeline.runs.event_log import open_log
 from pipeline.runs.hash_partitions import count_partitions
 from tests.pipeline.conftest import Small
@@ -69,7 +69,7 @@ def test_estimate_has_as_many_partitions_as_the_phase() -> None:
     (paragraph_dedup,) = (phase for phase in cost.phases if phase.name == "paragraph_dedup")
     memory_mb = make_config().engine.memory_mb
     assert paragraph_dedup.num_tasks == count_partitions(
-        int(cost.amounts["paragraphs"]), BYTES_PER_PARAGRAPH, memory_mb
+        int(cost.amounts["distinct_paragraphs"]), BYTES_PER_HASH, memory_mb
     )
     assert (
         next(
@@ -91,7 +91,7 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
 @pytest.mark.parametrize(
     ("num_files", "cluster", "overrides", "expected"),
     [
-        (90_000, HERE, [SMALL_TASKS], "set paragraph_dedup.group_splits to"),
+        (400_000, HERE, [SMALL_TASKS], "set paragraph_dedup.group_splits to"),
         (90_000, HERE, [SMALL_TASKS], "fuzzy_clusters: a task would take"),
         (100, Cluster(1, 4, 2), [], "never start"),
         (
@@ -149,12 +149,12 @@ def test_suggested_group_removes_the_warning() -> None:
     """With the suggested group_splits the warning of paragraph_dedup disappears."""
     (warning,) = (
         w
-        for w in estimate_snapshot(90_000, HERE, SMALL_TASKS).warnings
+        for w in estimate_snapshot(400_000, HERE, SMALL_TASKS).warnings
         if w.startswith("paragraph_dedup: a task")
     )
     group = warning.split("group_splits to ")[1].split(" ")[0].replace(",", "")
     after = estimate_snapshot(
-        90_000, HERE, SMALL_TASKS, f"paragraph_dedup.group_splits={group}"
+        400_000, HERE, SMALL_TASKS, f"paragraph_dedup.group_splits={group}"
     ).warnings
     assert not any(warning.startswith("paragraph_dedup: a task") for warning in after)
 

@@ -53,7 +53,7 @@ def read_files(run: RunFolder) -> dict[Path, bytes]:
     ("phase", "suffix", "source"),
     [
         ("extract", ".documents.parquet", "the input files"),
-        ("paragraph_dedup", ".duplicate_lines.arrow", "extract"),
+        ("paragraph_dedup", ".repeated.arrow", "extract"),
         ("annotate", ".documents.parquet", "extract"),
         ("tokenize", ".tokens.bin", "annotate"),
         ("tokenize", ".documents.arrow", "annotate"),

@@ -179,7 +179,7 @@ def test_a_partition_that_fails_is_named(small: Small) -> None:
     plan = small.plan()
     with contextlib.closing(run(plan)) as events:  # pyright: ignore[reportArgumentType] - it is a generator
         next(e for e in events if isinstance(e, PhaseFinished) and e.phase == "extract")
-    hashes = plan.folder("extract").path(f"{plan.splits[0].key}.hashes.arrow")
+    hashes = plan.folder("extract").path(f"{plan.splits[0].key}.distinct_hashes.arrow")
     hashes.unlink()
     hashes.mkdir()
     message = (

@@ -106,7 +106,7 @@ def test_parents_that_are_damaged_too_are_made_again_first(small: Small) -> None
     files = [
         ("extract", ".documents.parquet"),
         ("extract", ".hashes.arrow"),
-        ("paragraph_dedup", ".duplicate_lines.arrow"),
+        ("paragraph_dedup", ".repeated.arrow"),
         ("annotate", ".documents.parquet"),
         ("select", ".decisions.parquet"),
         ("tokenize", ".documents.arrow"),
@@ -211,7 +211,7 @@ def test_a_damaged_file_of_a_previous_run_is_noted_there(small: Small) -> None:
     before = small.plan("before")
     list(run(before))
     expected = hash_outputs(before)
-    flip(find_file(before, "extract", ".hashes.arrow"))
+    flip(find_file(before, "extract", ".distinct_hashes.arrow"))
     later = {"previous_runs": [before.config.run_dir]}
     message = r"hashes\.arrow: .* belongs to the previous run .*/before: run the config of that run"
     with pytest.raises(RunAborted, match=message):
