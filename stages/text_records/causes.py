@@ -12,7 +12,9 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "text.not_json": "A line is not a JSON object.",
         "text.not_utf8": "A line or a text is not UTF-8, or has half of a surrogate pair.",
         "text.column_missing": "A row, or a Parquet file, does not have a column of input.text.",
-        "text.wrong_type": "A text is not a string, or another column is a list or an object.",
+        "text.wrong_type": (
+            "A text is not a string, or another column is a list, an object or a duration."
+        ),
         "text.row_too_large": "A line is longer than 64 MiB.",
         "text.compression_corrupt": "Decompression fails; the rest of the file was not read.",
         "text.truncated": "The file ends inside its compressed data.",

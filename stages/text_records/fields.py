@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from stages.settings.warc import TextColumns
 from stages.warc.documents import Row, Skipped
 
 # A value of a row that has no such column. None is a null.
 MISSING = object()
+
+
+class OtherType(NamedTuple):
+    """Stands for a value of a type that is neither a string, a number nor a time."""
+
+    name: str  # of the type
 
 
 class BrokenRow(NamedTuple):
@@ -100,11 +107,7 @@ def _read(values: Values, name: str | None) -> str | None:
     if isinstance(value, str):
         # Half of a surrogate pair cannot be stored.
         return value.encode(errors="replace").decode()
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | Decimal | UUID):
         return str(value)
     raise _WrongValue(
         "text.wrong_type", f"{name!r} has {_describe(value)}, wanted a string"
@@ -112,4 +115,5 @@ def _read(values: Values, name: str | None) -> str | None:
 
 
 def _describe(value: Any) -> str:
-    return f"a value of the type {type(value).__name__}"
+    kind = value.name if isinstance(value, OtherType) else type(value).__name__
+    return f"a value of the type {kind}"

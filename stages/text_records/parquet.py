@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.settings.warc import TextColumns
-from stages.text_records.fields import BrokenRow, Values
+from stages.text_records.fields import BrokenRow, OtherType, Values
 
 MAGIC = b"PAR1"
 
@@ -94,7 +95,11 @@ def _read_row_group(
 
 
 def _to_values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """Return a column as Python values, strings as bytes: they may be no UTF-8."""
+    """Return a column: strings as bytes, times as ISO 8601 in UTC, numbers as they are.
+
+    No value raises an error, so an unusual one costs at most its own row: strings may be no UTF-8,
+    and times may be outside of Python's years 1..9999 or in a zone that Python does not know.
+    """
     if name in batch.schema.names:
         column = batch.column(name)
     else:
@@ -102,11 +107,27 @@ def _to_values(batch: pa.RecordBatch, name: str) -> list[Any]:
         column = pc.struct_field(batch.column(top), inner)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_timestamp(column.type):
-        # Python's times have microseconds.
-        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
-    elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    elif isinstance(column.type, pa.BaseExtensionType) and column.type != pa.uuid():
+        column = column.storage
+    kind = column.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return _format_times(column)
+    if pa.types.is_nested(kind) or pa.types.is_temporal(kind):
+        is_valid = column.is_valid().to_pylist()
+        return [OtherType(str(kind)) if valid else None for valid in is_valid]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         column = column.cast(pa.large_binary())
-    elif pa.types.is_string_view(column.type):
+    elif pa.types.is_string_view(kind):
         column = column.cast(pa.large_string()).cast(pa.large_binary())
     return column.to_pylist()
+
+
+def _format_times(column: pa.Array) -> list[str | None]:
+    """Return times to the second, dates to the day. numpy has no limits to years."""
+    is_date = pa.types.is_date(column.type)
+    # Arrow holds times with a zone in UTC.
+    zone = "" if is_date or column.type.tz is None else "Z"
+    times = column.to_numpy(zero_copy_only=False)
+    times = times.astype("datetime64[D]" if is_date else "datetime64[s]")
+    texts = np.datetime_as_string(times).tolist()
+    return [None if text == "NaT" else text + zone for text in texts]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -222,24 +223,104 @@ def test_a_file_of_broken_rows_is_given_up(
     assert good.report.num_documents == 380
 
 
-def test_values_of_other_types_become_text(tmp_path: Path) -> None:
-    """Times are in UTC and in ISO 8601, and numbers in digits."""
-    zone = timezone(timedelta(hours=2))
-    table = pa.table(
-        {
-            "text": pa.array(["a"]).dictionary_encode(),
-            "date": pa.array(
-                [datetime(2026, 1, 2, 3, tzinfo=zone)], pa.timestamp("ns", "UTC")
-            ),
-            "id": pa.array([5], pa.int64()),
-            "title": pa.array(["T"], pa.string_view()),
-        }
-    )
+def make_binary_strings(kind: pa.DataType) -> pa.Array:
+    """Return "a" and two bytes that are no UTF-8."""
+    offsets = pa.array([0, 1, 3], pa.int32()).buffers()[1]
+    return pa.Array.from_buffers(
+        pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff\xfe")]
+    ).cast(kind)
+
+
+DAY_US = 24 * 60 * 60 * 1_000_000
+FAR_US = 253_402_300_800 * 1_000_000  # of the year 10000, after Python's last
+IDENTIFIER = UUID("cd996530-81c1-4952-8a63-7e462162c1a0")
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (pa.array([5, 2**64 - 1], pa.uint64()), ["5", "18446744073709551615"]),
+        (pa.array([Decimal("12.50"), None], pa.decimal128(9, 2)), ["12.50", None]),
+        (pa.array([IDENTIFIER.bytes, None], pa.uuid()), [str(IDENTIFIER), None]),
+        (pa.array(["T", "U"], pa.string_view()), ["T", "U"]),
+        (pa.array(['{"a": 1}', None], pa.json_()), ['{"a": 1}', None]),
+        (pa.array([0, 20_000], pa.date32()), ["1970-01-01", "2024-10-04"]),
+        (pa.array([0, 2**31 - 1], pa.date32()), ["1970-01-01", "5881580-07-11"]),
+        (
+            pa.array([-1, FAR_US], pa.timestamp("us")),
+            ["1969-12-31T23:59:59", "10000-01-01T00:00:00"],
+        ),
+        (pa.array([DAY_US, None], pa.timestamp("ns")), ["1970-01-01T00:01:26", None]),
+        (
+            pa.array([0, -62_135_596_800], pa.timestamp("s", "America/New_York")),
+            ["1970-01-01T00:00:00Z", "0001-01-01T00:00:00Z"],
+        ),
+        (
+            pa.array([0, FAR_US], pa.timestamp("us", "No/Such")),
+            ["1970-01-01T00:00:00Z", "10000-01-01T00:00:00Z"],
+        ),
+        (
+            pa.array([0, FAR_US], pa.timestamp("us")).dictionary_encode(),
+            ["1970-01-01T00:00:00", "10000-01-01T00:00:00"],
+        ),
+        (make_binary_strings(pa.string()), ["a", "\ufffd\ufffd"]),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
+)
+def test_values_of_other_types_become_text(
+    tmp_path: Path, values: pa.Array, texts: list[str | None]
+) -> None:
+    """Times are in UTC and in ISO 8601, of any year; numbers are in digits."""
     path = tmp_path / "a.parquet"
-    pq.write_table(table, path)
-    (row,) = Reading(path, TextColumns(date="date", id="id", title="title")).rows
-    when = datetime(2026, 1, 2, 1, tzinfo=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert (row["date"], row["url"], row["title"]) == (when, "5", "T")
+    pq.write_table(pa.table({"text": ["a", "b"], "value": values}), path)
+    found = Reading(path, TextColumns(date="value"))
+    assert [row["date"] for row in found.rows] == texts
+    assert found.causes == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([None, [FAR_US]], pa.list_(pa.timestamp("us"))),
+        pa.ListArray.from_arrays(
+            pa.array([None, 0, 2], pa.int32()), make_binary_strings(pa.string())
+        ),
+        pa.array([None, 2**62], pa.duration("ns")),
+        pa.array([None, 5], pa.time64("ns")),
+    ],
+    ids=lambda value: str(value.type),
+)
+@pytest.mark.parametrize("purpose", ["text", "date"])
+def test_a_value_without_a_text_costs_its_row(
+    tmp_path: Path, values: pa.Array, purpose: str
+) -> None:
+    """The entry names the type; Arrow's values are not made, as that could fail for all rows."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"], "value": values}), path)
+    found = Reading(path, TextColumns(**{purpose: "value"}))
+    assert found.texts == ([] if purpose == "text" else ["a"])
+    (entry,) = found.report.quarantine
+    assert (entry.record, entry.cause) == (1, "text.wrong_type")
+    assert str(values.type).split("[")[0].split("<")[0] in entry.detail
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str
+)
+def test_a_text_that_is_not_utf8_costs_its_row(tmp_path: Path, kind: pa.DataType) -> None:
+    """Also in dictionaries and in structs."""
+    texts = make_binary_strings(kind)
+    path = tmp_path / "a.parquet"
+    table = {"text": texts, "in": pa.StructArray.from_arrays([texts], ["text"])}
+    names = ["text", "in.text"]
+    if kind == pa.string():
+        indices = pa.array([0, 1], pa.int32())
+        table["dictionary"] = pa.DictionaryArray.from_arrays(indices, texts, safe=False)
+        names.append("dictionary")
+    pq.write_table(pa.table(table), path)
+    for name in names:
+        found = Reading(path, TextColumns(text=name))
+        assert (found.texts, found.causes) == (["a"], ["text.not_utf8"])
 
 
 @given(
