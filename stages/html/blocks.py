@@ -22,7 +22,7 @@ def split_names(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)([^<>]*)>([^<]*)")
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*+)([^<>]*+)>([^<]*)")
 
 # Comments, and elements whose content is not escaped.
 _RAW = re.compile(r"<(?:!--|(script|style|iframe|noembed|noframes|plaintext|xmp)[ >])")
@@ -43,7 +43,7 @@ PARAGRAPH_TAGS = split_names("blockquote dd dl dt h1 h2 h3 h4 h5 h6 li listing o
 _PREFORMATTED = split_names("listing pre")
 
 # Text nodes that are an image: symbols of icon fonts (private use area), and the link to a heading.
-_ICON = re.compile(r"\s*[\ue000-\uf8ff¶]\s*")
+_ICON = re.compile(r"[\ue000-\uf8ff¶]")
 
 # Chinese and Japanese write U+3000 between names and sentences. It is as wide as a character.
 _IDEOGRAPHIC_SPACE = "\u3000"
@@ -138,7 +138,7 @@ class _Reader:
         return self.page
 
     def _add_text(self, text: str, is_in_link: bool) -> None:
-        if _ICON.fullmatch(text):
+        if _ICON.fullmatch(text.strip()):
             return
         if not self.num_preformatted:
             text = text.replace("\n", " ")
