@@ -260,7 +260,11 @@ def which(
     ] = 8,
     seed: Seed = 0,
     step: Annotated[
-        int | None, typer.Option(min=0, help="List the documents of this step.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="List the documents of this step. The first step is 1, as in the log of a trainer.",
+        ),
     ] = None,
     doc_id: Annotated[
         int | None, typer.Option(min=0, help="List the steps that read this document.")
@@ -298,8 +302,8 @@ def which(
 
 
 def _print_step(finder: DocumentFinder, batches: RankBatches, step: int) -> None:
-    """Print the documents of the rows that a rank reads in a step."""
-    found = batches.make_step(step * batches.global_batch_rows)
+    """Print the documents of the rows that a rank reads in a step, counted from 1."""
+    found = batches.make_step((step - 1) * batches.global_batch_rows)
     assert found is not None  # the stream is endless
     for part in finder.list_parts(found.positions):
         url = "" if part.metadata is None else part.metadata.get("url", "")
@@ -321,7 +325,7 @@ def _print_document(
             step, row = divmod(position, batches.global_batch_rows)
             if row // num_rows == batches.rank:
                 typer.echo(
-                    f"epoch {epoch}, step {step}, rank {batches.rank}, row {row % num_rows}"
+                    f"epoch {epoch}, step {step + 1}, rank {batches.rank}, row {row % num_rows}"
                 )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self, TypeVar
 
-from shardwriter.format import FormatError
+from shardwriter.format import RETRACTIONS_FILE, FormatError
 
 _T = TypeVar("_T")
 
@@ -77,10 +77,18 @@ class ResumeMismatch(ValueError):
         differences: list[str] = []
         for name, (saved, current) in self.differences.items():
             differences.append(f"{name} is {saved!r} in the state, {current!r} here")
+        return f"the state does not fit this loader: {'; '.join(differences)}. {self._find_remedy()}"
+
+    def _find_remedy(self) -> str:
+        if self.differences.keys() == {"sources"}:
+            return (
+                f"If this is a copy of the same dataset, documents were retracted from the other "
+                f"copy before the state was saved: copy its {RETRACTIONS_FILE} too. If it is "
+                f"another dataset, {OVERRIDE} continues at the same position"
+            )
         return (
-            f"the state does not fit this loader: {'; '.join(differences)}. Create the loader with "
-            f"the values of the state, or with {OVERRIDE} to continue at the same position of the "
-            f"other stream"
+            f"Create the loader with the values of the state, or with {OVERRIDE} to continue at the "
+            f"same position of the other stream"
         )
 
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 class TokenDataset:
     """Rows by global position: {"input_ids": (T,) int64, "labels": (T,) int64}.
 
+    labels[t] is the token after input_ids[t]. With `labels_are_shifted=False` it is input_ids[t], for
+    the Trainer of Hugging Face and other users of models that shift labels themselves.
+
     Positions continue from epoch to epoch.
     """
 
@@ -51,6 +54,7 @@ class TokenDataset:
         interleave_depth: int | None = None,
         window_rows: int = DEFAULT_WINDOW_ROWS,
         packing: Packing | None = None,
+        labels_are_shifted: bool = True,
         settings: ReadSettings | None = None,
     ) -> None:
         """Read the manifest.
@@ -59,6 +63,7 @@ class TokenDataset:
         the dataset; for a mixture, it counts epochs of the first source.
         """
         self._settings = settings or ReadSettings()
+        self._labels_are_shifted = labels_are_shifted
         self.stream = open_row_stream(
             source,
             seq_len=seq_len,
@@ -89,7 +94,9 @@ class TokenDataset:
             self._torch = import_torch("TokenDataset")
             self._rows = RowsAhead(RowReader(self.stream, self._settings), len(self))
         tokens, marks = self._rows.read(positions)
-        input_ids, labels = split_inputs_and_labels(tokens, marks.ignored)
+        input_ids, labels = split_inputs_and_labels(
+            tokens, marks.ignored, labels_are_shifted=self._labels_are_shifted
+        )
         labels[~marks.is_whole] = IGNORED_LABEL
         convert = self._torch.from_numpy
         return RowBatch({"input_ids": convert(input_ids), "labels": convert(labels)})

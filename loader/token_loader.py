@@ -80,6 +80,9 @@ class TokenLoader:
         drop_last: skip the last step if it is smaller than the others.
         tokens: "int64" gives input_ids and labels as torch tensors. "stored" gives tokens
             (B, T + 1) as uint16 or uint32: tensors, or numpy arrays if torch is not installed.
+        labels_are_shifted: with tokens="int64", labels[t] is the token after input_ids[t]. False:
+            it is input_ids[t], for models that shift labels themselves, as every `ForCausalLM` of
+            transformers does. The token after the last input is then no label.
         documents: further entries of a batch: position_ids and document_ids (B, T) int32,
             cu_seqlens int32 together with max_seqlen, an int.
         device: CUDA device to copy the tokens to. They are copied as stored and widened there.
@@ -115,6 +118,7 @@ class TokenLoader:
         uneven: Uneven = "refuse",
         drop_last: bool = False,
         tokens: Literal["int64", "stored"] = "int64",
+        labels_are_shifted: bool = True,
         documents: Collection[DocumentOutput] = (),
         device: str | torch.device | None = None,
         prefetch_chunks: int = 2,
@@ -126,7 +130,9 @@ class TokenLoader:
         settings = settings or ReadSettings()
         # Checks that need no dataset come first: they fail without waiting for a network.
         copier = open_cuda_copier(device)
-        self._builder = _make_builder(tokens, documents, settings, copier)
+        self._builder = _make_builder(
+            tokens, labels_are_shifted, documents, settings, copier
+        )
         self._stream = open_row_stream(
             source,
             seq_len=seq_len,
@@ -266,6 +272,7 @@ class TokenLoader:
 
 def _make_builder(
     tokens: Literal["int64", "stored"],
+    labels_are_shifted: bool,
     documents: Collection[DocumentOutput],
     settings: ReadSettings,
     copier: CudaCopier | None,
@@ -274,6 +281,7 @@ def _make_builder(
     return BatchBuilder(
         tokens,
         documents,
+        labels_are_shifted=labels_are_shifted,
         reports_damage=settings.on_corrupt == "skip_and_count",
         device=None if copier is None else copier.device,
     )

@@ -37,21 +37,23 @@ DOCUMENT_OUTPUTS = ("position_ids", "document_ids", "cu_seqlens")
 
 
 def split_inputs_and_labels(
-    tokens: Tokens, ignored: TokenRanges | None
+    tokens: Tokens, ignored: TokenRanges | None, *, labels_are_shifted: bool
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the inputs of some rows, and their labels: the next token of each input.
+    """Return the inputs of some rows, and their labels.
 
     Args:
         tokens: (B, T + 1) as stored.
         ignored: tokens that must not be labels, or None.
+        labels_are_shifted: whether the label of an input is the next token, or the input itself.
 
     Returns:
         Two (B, T) int64.
     """
     # On one CPU core numpy widens twice as fast as torch.
-    input_ids, labels = tokens[:, :-1].astype(np.int64), tokens[:, 1:].astype(np.int64)
+    input_ids = tokens[:, :-1].astype(np.int64)
+    labels = tokens[:, 1:].astype(np.int64) if labels_are_shifted else input_ids.copy()
     if ignored is not None:
-        ignored.fill(labels, IGNORED_LABEL, offset=1)
+        ignored.fill(labels, IGNORED_LABEL, offset=int(labels_are_shifted))
     return input_ids, labels
 
 
@@ -62,6 +64,8 @@ class BatchBuilder:
         tokens: "int64" gives input_ids and labels (B, T) int64; "stored" gives tokens (B, T + 1) as
             uint16 or uint32.
         documents: further entries, see `DOCUMENT_OUTPUTS`.
+        labels_are_shifted: with "int64", the label of an input is the next token. Otherwise it is the
+            input itself.
         reports_damage: with "stored", add is_whole (B,) bool.
         device: device for the document entries, or None for the CPU.
 
@@ -75,6 +79,7 @@ class BatchBuilder:
         tokens: TokenOutput,
         documents: Collection[DocumentOutput],
         *,
+        labels_are_shifted: bool,
         reports_damage: bool,
         device: torch.device | None,
     ) -> None:
@@ -87,6 +92,7 @@ class BatchBuilder:
             )
         self._is_stored = tokens == "stored"
         self._documents = frozenset(documents)
+        self._labels_are_shifted = labels_are_shifted
         self._reports_damage = reports_damage
         # With "stored", add the tokens that are no labels, (B, T + 1) bool, under this name. Known
         # when the dataset is open.
@@ -133,18 +139,20 @@ class BatchBuilder:
         ignored = chunk.ignored and chunk.ignored.select(rows)
         if chunk.on_device is not None:
             tokens = chunk.on_device[rows]
-            # tokens is (B, T + 1). Column t of labels is the token after column t of input_ids.
+            # tokens is (B, T + 1).
+            chosen = slice(1, None) if self._labels_are_shifted else slice(-1)
             input_ids = tokens[:, :-1].to(self._torch.int64)
-            labels = tokens[:, 1:].to(self._torch.int64)
+            labels = tokens[:, chosen].to(self._torch.int64, copy=True)
             if ignored is not None and len(ignored.rows):
                 # One copy to the device instead of one write for each range.
-                marks = ignored.mark(*tokens.shape)[:, 1:]
+                marks = ignored.mark(*tokens.shape)[:, chosen]
                 mask = self._convert(np.ascontiguousarray(marks)).to(labels.device)
                 labels.masked_fill_(mask, IGNORED_LABEL)
         else:
-            input_ids, labels = map(
-                self._convert, split_inputs_and_labels(chunk.join(rows), ignored)
+            arrays = split_inputs_and_labels(
+                chunk.join(rows), ignored, labels_are_shifted=self._labels_are_shifted
             )
+            input_ids, labels = map(self._convert, arrays)
         # Damaged rows stay in the batch, so that all ranks keep equal batch shapes. Only their loss
         # is ignored.
         if chunk.num_damaged:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 from loader import TokenDataset, TokenLoader
 from loader.state import ResumeMismatch
 from tests.loader.conftest import Dataset
+from tests.loader.retraction.test_tombstones import copy, retract
 
 T = 32
 
@@ -169,22 +170,17 @@ def test_dcp_restores_the_state(larger: Dataset, tmp_path: Path) -> None:
     assert torch.equal(next(other)["input_ids"], next(loader)["input_ids"])
 
 
-def test_hugging_face_trainer_keeps_the_order(larger: Dataset, tmp_path: Path) -> None:
-    """The Trainer reads the rows in the order of the dataset if its sampler is sequential."""
+def test_hugging_face_trainer_learns_the_next_token_in_order(
+    larger: Dataset, tmp_path: Path
+) -> None:
+    """Its loss is that of the next tokens, which a Llama computes from labels that are not shifted."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    seen: list[list[int]] = []
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-
-        def forward(
-            self, input_ids: torch.Tensor, labels: torch.Tensor
-        ) -> dict[str, torch.Tensor]:
-            seen.extend(input_ids.tolist())
-            return {"loss": (self.weight * labels.float()).mean()}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=1 << 16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
 
     class InOrder(transformers.Trainer):
         def _get_train_sampler(self, *_: Any) -> torch.utils.data.Sampler[int]:
@@ -194,15 +190,50 @@ def test_hugging_face_trainer_keeps_the_order(larger: Dataset, tmp_path: Path) -
         output_dir=str(tmp_path),
         per_device_train_batch_size=6,
         max_steps=4,
+        learning_rate=0.0,
+        logging_steps=1,
         report_to=[],
         use_cpu=True,
     )
-    InOrder(
-        model=Model(),
-        args=arguments,
-        train_dataset=TokenDataset(larger.folder, seq_len=T, seed=2),
-    ).train()
-    assert seen == list_loader_rows(larger)[:24]
+    rows = TokenDataset(larger.folder, seq_len=T, seed=2, labels_are_shifted=False)
+    trainer = InOrder(model=model, args=arguments, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    loader = TokenLoader(
+        larger.folder, seq_len=T, seed=2, global_batch_rows=6, rank=0, world_size=1
+    )
+    assert len(losses) == 4
+    for loss, batch in zip(losses, loader, strict=False):
+        logits = model(batch["input_ids"]).logits[:, :-1]
+        expected = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch["labels"][:, :-1].flatten()
+        )
+        assert loss == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_labels_that_are_not_shifted_have_the_same_masks(
+    larger: Dataset, tmp_path: Path
+) -> None:
+    """Of retracted documents, in the loader and in the dataset."""
+    folder = copy(larger, tmp_path / "copy")
+    retract(folder, larger, [(0, 1), (1, 0)])
+    order: dict[str, Any] = {"seq_len": T, "seed": 2}
+    ranks: dict[str, Any] = {
+        "global_batch_rows": 6,
+        "rank": 0,
+        "world_size": 1,
+        "epochs": 1,
+    }
+    shifted = list(TokenLoader(folder, **order, **ranks))
+    plain = list(TokenLoader(folder, labels_are_shifted=False, **order, **ranks))
+    rows = TokenDataset(folder, labels_are_shifted=False, **order)
+    num_masked = 0
+    for number, (a, b) in enumerate(zip(shifted, plain, strict=True)):
+        assert torch.equal(b["input_ids"], a["input_ids"])
+        assert torch.equal(b["labels"][:, 1:], a["labels"][:, :-1])
+        assert torch.equal(rows[6 * number]["labels"], b["labels"][0])
+        num_masked += int((b["labels"] == -100).sum())
+    assert num_masked > 0
 
 
 def test_lightning_trains_on_the_loader(larger: Dataset, tmp_path: Path) -> None:

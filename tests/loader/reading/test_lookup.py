@@ -96,11 +96,20 @@ def test_a_dataset_without_metadata_has_ids_only(make: Make) -> None:
 def test_which_prints_documents_and_steps(
     dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The steps of a document that a step has read include this step."""
+    """The first batch is step 1. The steps of a document that a step has read include this step."""
     order: list[str | Path] = ["--seq-len", "16", "--global-batch-rows", "6", "--seed", "3"]
     ranks: list[str | Path] = ["--world-size", "3"]
+    batches = TokenLoader(
+        dataset.folder, seq_len=16, global_batch_rows=6, seed=3, rank=0, world_size=1
+    )
+    stream = open_row_stream(dataset.folder, seq_len=16, seed=3, settings=ReadSettings())
+    finder = DocumentFinder(stream, ReadSettings())
+    next(batches)
+    start = batches.state_dict()["position"]
+    second = [part.doc_id for part in finder.list_parts(np.arange(start, start + 6))]
     assert run_cli("which", dataset.folder, *order, *ranks, "--step", "2") == 0
     lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split("document ")[1].split(",")[0]) for line in lines] == second
     assert lines[0].startswith("rank 0, row 0: document ")
     assert "https://example.org/" in lines[0]
     assert lines[-1].startswith("rank 2, row 1: document ")

@@ -203,7 +203,7 @@ def test_a_state_does_not_fit_a_copy_without_the_retraction(
     folder = copy(larger, tmp_path / "copy")
     retract(folder, larger, [(0, 1)])
     state = open_loader(folder).state_dict()
-    with pytest.raises(ResumeMismatch, match="sources"):
+    with pytest.raises(ResumeMismatch, match=r"copy its retractions\.json too"):
         open_loader(larger.folder).load_state_dict(state)
     open_loader(larger.folder, allow_mismatch=True).load_state_dict(state)
 
