@@ -1,10 +1,10 @@
-r"""Strip the lines of a batch of texts, remove blank lines at their ends, and find their titles.
+r"""Remove white space at the ends of lines and blank lines at the ends of texts, and find titles.
 
-White space is defined as in `str.strip`. Lines that need no change are copied together, so a clean
-text is copied at once:
+White space is defined as in `str.strip`. That at the beginning of a line stays: it is the indentation
+of code and lists. Lines that need no change are copied together, so a clean text is copied at once:
 
-    "Title \n first\nsecond\n\n"      title   "Title"
-                                      text    "first\nsecond"
+    " Title \n    first \nsecond\n\n"     title   "Title"
+                                         text    "    first\nsecond"
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ _memchr = types.ExternalFunction("memchr", types.intp(types.intp, types.int32, t
 _memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 
 
-def _find_edge_bytes() -> NDArray[np.bool_]:
-    """Return which bytes white space can begin or end with in UTF-8, (256,)."""
-    is_edge = np.zeros(256, np.bool_)
+def _find_end_bytes() -> NDArray[np.bool_]:
+    """Return which bytes white space can end with in UTF-8, (256,)."""
+    is_end = np.zeros(256, np.bool_)
     for character in re.findall(r"\s", join_characters(0, 0x10000)):
-        utf8 = character.encode()
-        is_edge[utf8[0]] = is_edge[utf8[-1]] = True
-    return is_edge
+        is_end[character.encode()[-1]] = True
+    return is_end
 
 
-_IS_EDGE = _find_edge_bytes()
+_IS_END = _find_end_bytes()
 
 
 @compiled
@@ -62,8 +61,11 @@ def clean_lines(
     for doc in range(num_docs):
         start = starts[doc]
         if takes_title[doc]:
-            low, high, start = _next_line(data, start, starts[doc + 1])
-            titles[doc, 0], titles[doc, 1] = low, high
+            title = start
+            end, start = _next_line(data, start, starts[doc + 1])
+            while title < end and _measure_space(data, title, end):
+                title += _measure_space(data, title, end)
+            titles[doc, 0], titles[doc, 1] = title, end
         # The next text overwrites the blank lines at the end of this one.
         written = text_starts[doc]
         text_starts[doc + 1] = _clean_text(data, start, starts[doc + 1], text, written)
@@ -82,18 +84,17 @@ def _clean_text(
     copy_from, copy_to = -1, -1  # data[copy_from:copy_to] is not copied yet
     kept = written
     while line < stop:
-        low, high, next_line = _next_line(data, line, stop)
+        end, next_line = _next_line(data, line, stop)
         if copy_from < 0:
-            copy_from, copy_to = low, high
-        elif low == line and copy_to == line - 1:
-            # Nothing was stripped between this line and the one before: copy both together.
-            copy_to = high
-        else:
+            copy_from = line
+        elif copy_to != line - 1:
+            # White space was removed at the end of the line before.
             written = _copy(data, copy_from, copy_to, text, written)
             text[written] = _LINE_FEED
             written += 1
-            copy_from, copy_to = low, high
-        if high > low:
+            copy_from = line
+        copy_to = end
+        if end > line:
             kept = written + copy_to - copy_from
         line = next_line
     if copy_from >= 0:
@@ -102,14 +103,14 @@ def _clean_text(
 
 
 @njit(nogil=True)
-def _next_line(data: NDArray[np.uint8], line: int, stop: int) -> tuple[int, int, int]:
-    """Return the start and end of the stripped line at `line`, and the start of the next line."""
+def _next_line(data: NDArray[np.uint8], line: int, stop: int) -> tuple[int, int]:
+    """Return where the line at `line` ends without white space, and where the next line starts."""
     end = find_line_end(data, line, stop)
-    low, high = line, end
-    # Most lines begin and end with a byte that no white space has: nothing to strip.
-    if line < end and (_IS_EDGE[data[line]] or _IS_EDGE[data[end - 1]]):
-        low, high = _strip(data, line, end)
-    return low, high, end + 1
+    next_line = end + 1
+    # Most lines end with a byte that no white space has.
+    if line < end and _IS_END[data[end - 1]]:
+        end = _find_end(data, line, end)
+    return end, next_line
 
 
 @njit(nogil=True)
@@ -130,13 +131,8 @@ def _copy(
 
 
 @njit(nogil=True)
-def _strip(data: NDArray[np.uint8], low: int, high: int) -> tuple[int, int]:
-    """Return the part of data[low:high] without white space at its ends."""
-    while low < high:
-        num_bytes = _measure_space(data, low, high)
-        if num_bytes == 0:
-            break
-        low += num_bytes
+def _find_end(data: NDArray[np.uint8], low: int, high: int) -> int:
+    """Return where data[low:high] ends without white space."""
     while low < high:
         # White space has 1, 2 or 3 bytes in UTF-8.
         width = 1
@@ -145,7 +141,7 @@ def _strip(data: NDArray[np.uint8], low: int, high: int) -> tuple[int, int]:
         if high - low < width or _measure_space(data, high - width, high) != width:
             break
         high -= width
-    return low, high
+    return high
 
 
 @njit(nogil=True)

@@ -77,7 +77,7 @@ class TextReader:
         size = self.path.stat().st_size
         num_bytes = size if self._num_bytes is None else self._num_bytes
         self.report = ReadReport(self.path.name, file_bytes=num_bytes)
-        builder = TableBuilder(self._split, self.report, self._batch_bytes)
+        builder = TableBuilder(self._split, self.report, self._batch_bytes, are_pages=False)
         rows: list[Row] = []
         held_bytes = 0
         for row in self._read_documents():

@@ -47,6 +47,8 @@ class ReadReport:
     text_bytes: int = 0
     # NUL bytes in texts, each replaced by a space.
     nul_bytes_replaced: int = 0
+    # Soft hyphens, zero-width spaces and other characters that no reader sees.
+    invisible_removed: int = 0
     # Byte sequences that could not be decoded, each replaced by U+FFFD.
     undecodable_replaced: int = 0
     # Documents whose content was cut by the crawler or by the HTTP transfer.
@@ -95,6 +97,7 @@ _COUNTED = (
     "content_bytes",
     "text_bytes",
     "nul_bytes_replaced",
+    "invisible_removed",
     "undecodable_replaced",
     "num_cut",
     "num_stored_decoded",

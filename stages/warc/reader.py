@@ -2,8 +2,8 @@ r"""Read one WET, WARC or ARC file as batches of documents.
 
 Each record becomes a document, is skipped for a reason (`stages.warc.causes.SKIPPED`), or is
 quarantined with a cause (`stages.warc.causes.CAUSES`); the three add up. No content of a file
-raises an error: after a broken record, reading continues at the next one that can be found. WET
-texts get CCNet's form: lines are stripped, and the first line is the title.
+raises an error: after a broken record, reading continues at the next one that can be found. The
+first line of a WET text is its title, as in CCNet. Lines keep their indentation.
 
     reader = WarcReader(Path("crawl.warc.wet.gz"), WarcSettings(), split=3, batch_bytes=16 << 20)
     for table in reader:           # schema DOCUMENT; doc_id = 3 << 32 | number of the record
@@ -95,7 +95,7 @@ class WarcReader:
 
     def _read_batches(self, content: InputContent) -> Iterator[pa.Table]:
         limits = self.settings.advanced
-        builder = TableBuilder(self._split, self.report, self._batch_bytes)
+        builder = TableBuilder(self._split, self.report, self._batch_bytes, are_pages=True)
         rows: list[Row] = []
         part_bytes = batch_bytes = 0
         for record in read_records(content, limits.max_record_bytes, limits.max_faults):

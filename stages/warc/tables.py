@@ -1,4 +1,8 @@
-"""Make Arrow tables of rows, with texts in CCNet's form: lines are stripped."""
+"""Make Arrow tables of rows.
+
+Texts of web pages lose invisible characters, white space at the ends of lines and blank lines at the
+end. Rows of text files keep their text.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stages.contract import DOCUMENT
+from stages.kernels.invisible_characters import remove_invisible, remove_invisible_bytes
 from stages.kernels.line_cleaning import clean_lines
 from stages.kernels.utf8 import are_utf8
 from stages.warc.documents import Row, parse_source_domain
@@ -23,14 +28,18 @@ class TableBuilder:
     are cleaned, and the memory of one part is used again for the next.
     """
 
-    def __init__(self, split: int, report: ReadReport, batch_bytes: int) -> None:
+    def __init__(
+        self, split: int, report: ReadReport, batch_bytes: int, *, are_pages: bool
+    ) -> None:
         """Create a builder.
 
         Args:
             split: index of the input split.
             report: on the file that the rows come from. It counts them.
             batch_bytes: approximate content of all rows of a batch.
+            are_pages: whether the texts are those of web pages.
         """
+        self._are_pages = are_pages
         self._split = split
         self._report = report
         self._batch_bytes = batch_bytes
@@ -95,20 +104,32 @@ class TableBuilder:
         columns["warc_offset"] += [row.offset for row in rows]
         columns["title"] += titles
         columns["main_content_chars"] += [row.main_content_chars for row in rows]
-        columns["page_sample"] += [row.page_sample for row in rows]
+        columns["page_sample"] += [
+            row.page_sample and remove_invisible(row.page_sample) for row in rows
+        ]
 
     def _add_texts(self, data: bytes, rows: Sequence[Row]) -> tuple[list[str], int]:
-        """Append the texts in CCNet's form. Return the titles and the bytes of the texts."""
-        takes_title = np.array([row.title is None for row in rows], np.bool_)
-        contents = np.frombuffer(data, np.uint8)
-        text = self._reserve(len(data))
-        offsets, spans = clean_lines(contents, _compute_offsets(rows), takes_title, text)
+        """Append the texts. Return the titles and the bytes of the texts."""
+        contents, starts = np.frombuffer(data, np.uint8), _compute_offsets(rows)
+        if self._are_pages:
+            contents, starts, num_removed = remove_invisible_bytes(contents, starts)
+            self._report.invisible_removed += num_removed
+        text = self._reserve(len(contents))
+        if self._are_pages:
+            takes_title = np.array([row.title is None for row in rows], np.bool_)
+            offsets, spans = clean_lines(contents, starts, takes_title, text)
+        else:
+            offsets, spans = starts, np.zeros((len(rows), 2), np.int64)
+            text[: len(contents)] = contents
         self._starts.append(offsets[1:] + self._num_bytes)
         num_bytes = int(offsets[-1])
         self._num_bytes += num_bytes
         titles: list[str] = []
         for row, (start, end) in zip(rows, spans.tolist(), strict=True):
-            titles.append(data[start:end].decode() if row.title is None else row.title)
+            title = (
+                contents[start:end].tobytes().decode() if row.title is None else row.title
+            )
+            titles.append(remove_invisible(title))
         return titles, num_bytes
 
     def _reserve(self, num_bytes: int) -> NDArray[np.uint8]:

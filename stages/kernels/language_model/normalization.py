@@ -146,7 +146,7 @@ def _choose_actions(
     """
     actions = _pack_utf8()
     runs: list[bytes] = []
-    combining = set(_find_combining())
+    combining = set(find_combining())
     # 20,000 characters: the common cases come first, and calls are few.
     for character in {*changed, *rules, *in_runs, *combining}:
         code, text = ord(character), changed.get(character, character)
@@ -197,7 +197,7 @@ def _find_spaces() -> list[str]:
     return re.findall(r"\s", _join_planes())
 
 
-def _find_combining() -> list[str]:
+def find_combining() -> list[str]:
     """Return the characters whose order among each other is canonical."""
     return list(filter(unicodedata.combining, _join_planes()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -86,6 +87,16 @@ def test_every_string_is_normalized_as_in_steps(text: str):
 def test_examples_of_normalization(text: str, line: str):
     """Accents and controls are removed, digits become 0, wide punctuation becomes ASCII."""
     assert normalize_for_lm(text) == line
+
+
+def test_marks_in_the_wrong_order_take_linear_time():
+    """Sorting those of one character took 5 CPU seconds for 100,000 and 90 for 400,000."""
+    start_s = time.thread_time()
+    assert (
+        normalize_for_lm("a" + "\u0301\u0316" * 200_000 + "b\u302f\u302e")
+        == "ab\u302e\u302f"
+    )
+    assert time.thread_time() - start_s < 5
 
 
 def test_spaces_are_all_that_split_knows():

@@ -68,7 +68,7 @@ def write_rows(folder: Path, rows: Sequence[Mapping[str, Any]], name: str) -> Pa
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
 def test_every_column_is_read_from_every_format(tmp_path: Path, name: str) -> None:
-    """Columns in objects too. Lines of texts are stripped, as in crawl files."""
+    """Columns in objects too. Texts keep their white space."""
     rows = [
         {
             "body": f"First of {number}. \r\n  Second\0.",
@@ -81,7 +81,7 @@ def test_every_column_is_read_from_every_format(tmp_path: Path, name: str) -> No
     found = Reading(write_rows(tmp_path, rows, name), columns, split=3, first_record=10)
     assert [row["doc_id"] for row in found.rows] == [3 << 32 | 10 + i for i in range(5)]
     last = found.rows[-1]
-    assert last["text"] == "First of 4.\nSecond ."
+    assert last["text"] == "First of 4. \n  Second ."
     assert last["url"] == "https://Example.org:80/4"
     assert last["source_domain"] == "example.org"
     assert (last["date"], last["title"]) == ("2026-01-02", "Title 4")
@@ -105,6 +105,15 @@ def test_a_document_without_url_is_named_by_id_or_place(tmp_path: Path) -> None:
     found = Reading(path, TextColumns(url="url", id="id"))
     assert [row["url"] for row in found.rows] == ["17", "a.parquet#1"]
     assert found.rows[1]["source_domain"] == ""
+
+
+def test_source_files_compile_after_they_were_read(tmp_path: Path) -> None:
+    """The module json, whose lines are indented by up to 24 spaces."""
+    sources = [path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))]
+    found = Reading(write_rows(tmp_path, [{"text": text} for text in sources], "a.jsonl"))
+    assert found.texts == sources
+    for text in found.texts:
+        compile(text, "read", "exec")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +178,7 @@ def test_the_rows_before_a_truncation_are_kept(
     path.write_bytes(data[: len(data) * 2 // 3])
     found = Reading(path)
     assert found.causes == [cause]
-    assert found.texts == [f"{i} " * 499 + str(i) for i in range(len(found.texts))]
+    assert found.texts == [f"{i} " * 500 for i in range(len(found.texts))]
     assert 1_000 < len(found.texts) < 2_000
 
 

@@ -6,6 +6,7 @@ import gzip
 import re
 from pathlib import Path
 
+from stages.kernels.invisible_characters import remove_invisible
 from stages.settings.warc import WarcSettings
 from stages.warc.reader import WarcReader
 
@@ -156,5 +157,5 @@ BAD_CRC[-6] ^= 1
 def clean_in_python(content: str) -> tuple[str, str]:
     """Return title and text of a WET content, computed line by line."""
     lines = re.split(r"\r\n|\n|\r", content.replace("\0", " "))
-    title, *others = map(str.strip, lines)
-    return title, "\n".join(others).rstrip("\n")
+    title, *others = map(str.rstrip, map(remove_invisible, lines))
+    return title.lstrip(), "\n".join(others).rstrip("\n")

@@ -57,11 +57,33 @@ def test_wet_record_becomes_a_row(folder: Path) -> None:
             "warc_file": "crawl.warc.wet.gz",
             "warc_offset": len(info),
             "title": "Title",
-            "text": "first\nsecond",
+            "text": "first\n\tsecond",
             "main_content_chars": None,
             "page_sample": None,
         }
     ]
+
+
+def test_code_and_nested_lists_of_a_page_stay_indented(folder: Path) -> None:
+    """White space at the ends of lines goes, and tabs are tabs."""
+    code = "def f(x):\n    if x:\n\t\treturn 1   \n    return 0"
+    html = (
+        f"<p>{'Some words before it. ' * 20}<pre>{code}</pre><ul><li>a<ul><li>b</ul></ul>"
+    )
+    (row,) = Reading(folder, member(response(page(html.encode())))).rows
+    lines = row["text"].split("\n")
+    start = lines.index("def f(x):")
+    expected = ["def f(x):", "    if x:", "\t\treturn 1", "    return 0"]
+    assert lines[start : start + 4] == expected
+
+
+def test_invisible_characters_are_removed_and_counted(folder: Path) -> None:
+    """From title and text. A line of nothing else is blank."""
+    found = Reading(
+        folder, member(record("Ti\u00adtle\na\u200bb\n\ufeff\nc\n\u2060\n".encode()))
+    )
+    assert [(row["title"], row["text"]) for row in found.rows] == [("Title", "ab\n\nc")]
+    assert found.report.invisible_removed == 4
 
 
 @pytest.mark.parametrize(
