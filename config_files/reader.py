@@ -14,6 +14,7 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,12 @@ KeyPath = tuple[str, ...]
 _PACKAGED = Path(str(resources.files("config_files"))) / "configs"
 # The shipped configs: inside the installed package, or in the checkout.
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "configs"
+
+# Keys and list items with aliases resolved, and levels. A list of all files of a crawl has 90,000 items.
+_MAX_KEYS = 200_000
+_MAX_DEPTH = 32
+_MAX_NAME_BYTES = 255  # of Linux' file systems
+_MAX_SHOWN_CHARS = 200
 
 
 class ConfigError(Exception):
@@ -58,11 +65,8 @@ def read(
     path = find(path_or_name)
     where = str(path_or_name) if path.name == Path(path_or_name).name else str(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        # Parsed twice, because only composed nodes have line numbers.
-        tree = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
-        lines = dict(_find_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        tree, lines = _parse(path.read_text(encoding="utf-8"), where)
+    except (UnicodeDecodeError, OSError) as error:
         raise ConfigError([f"{where}: cannot be read as YAML: {error}"]) from error
     if not isinstance(tree, dict):
         first, second = list(model.model_fields)[1:3]
@@ -72,9 +76,11 @@ def read(
         )
     config = _validate(model, tree, overrides, check, where, lines)
     if "run_dir" in model.model_fields:
-        return config.model_copy(
-            update={"run_dir": _get_value(config, ("run_dir",)).format(config=path.stem)}
-        )
+        run_dir = _get_value(config, ("run_dir",)).replace("{config}", path.stem)
+        if fault := _find_path_fault(run_dir):
+            place = _format_place(where, ("run_dir",), lines)
+            raise ConfigError([f"{place}: run_dir is {_show(run_dir)}: {fault}"])
+        return config.model_copy(update={"run_dir": run_dir})
     return config
 
 
@@ -121,7 +127,8 @@ def _validate(
     # These are found only if the types are right: a model with errors has no values to check.
     for key, message in check(config):
         place = _format_place(where, key, lines)
-        faults.append(f"{place}: {'.'.join(key)} is {_get_value(config, key)!r}: {message}")
+        value = _show(_get_value(config, key))
+        faults.append(f"{place}: {'.'.join(key)} is {value}: {message}")
     if faults:
         raise ConfigError(faults)
     return config
@@ -149,30 +156,101 @@ def find(path_or_name: str) -> Path:
     )
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader that refuses a key given twice. PyYAML would use the last one silently."""
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which PyYAML would use the last one silently."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Give the place of a date or number that does not exist."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise _make_yaml_error(str(error), node) from error
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
+        keys: set[str] = set()
         for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} is given twice", key.start_mark
-                )
+            if not isinstance(key, yaml.ScalarNode):
+                raise _make_yaml_error("a key is no word", key)
+            if key.value in keys:
+                raise _make_yaml_error(f"key {key.value!r} is given twice", key)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-def _find_lines(
+def _make_yaml_error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _parse(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
+    """Return the values of a YAML document, and the line of each key.
+
+    Raises:
+        ConfigError: it is not YAML, or is larger or deeper than any config.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        # The tree with all aliases resolved, which bounds the rest of the work.
+        keys = list(islice(_find_keys(node), _MAX_KEYS + 1))
+        if len(keys) > _MAX_KEYS:
+            raise ConfigError([f"{where}: has more than {_MAX_KEYS:,} keys and list items"])
+        if deepest := next((key for key, _ in keys if len(key) > _MAX_DEPTH), None):
+            nested = ".".join(deepest[:3])
+            raise ConfigError(
+                [f"{where}: {nested}... is nested deeper than {_MAX_DEPTH} keys"]
+            )
+        tree = None if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = None if where.startswith("--set") else error.problem_mark
+        line = "" if mark is None else f":{mark.line + 1}"
+        what = error.problem or error.context or "it has another syntax"
+        raise ConfigError([f"{where}{line}: cannot be read as YAML: {what}"]) from error
+    except yaml.YAMLError as error:
+        message = " ".join(str(error).split())
+        raise ConfigError([f"{where}: cannot be read as YAML: {message}"]) from error
+    except RecursionError as error:
+        fault = (
+            f"{where}: cannot be read as YAML: it is nested deeper than {_MAX_DEPTH} keys"
+        )
+        raise ConfigError([fault]) from error
+    return tree, dict(keys)
+
+
+def _find_keys(
     node: yaml.Node | None, prefix: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path and the line number, from 1, of every key of the tree."""
+    """Yield the path and the line number, from 1, of every key and list item of the tree."""
+    children: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = (*prefix, str(key.value))
-            yield path, str(key.start_mark.line + 1)
-            yield from _find_lines(value, path)
+        children = [(str(key.value), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(str(number), item, item) for number, item in enumerate(node.value)]
+    for name, marked, value in children:
+        path = (*prefix, name)
+        yield path, str(marked.start_mark.line + 1)
+        if len(path) <= _MAX_DEPTH:
+            yield from _find_keys(value, path)
+
+
+def _find_path_fault(path: str) -> str:
+    """Return what prevents the use of a path, or nothing."""
+    if found := re.search(r"[{}]", path):
+        return (
+            f"has {found[0]}; only {{config}} is replaced, by the name of the config file"
+        )
+    if "\0" in path:
+        return "has a NUL character"
+    if any(len(name.encode()) > _MAX_NAME_BYTES for name in path.split("/")):
+        return f"has a name of more than {_MAX_NAME_BYTES} bytes"
+    return ""
+
+
+def _show(value: object) -> str:
+    """Return a value for a message, shortened."""
+    shown = repr(value)
+    return shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}..."
 
 
 def _apply_override(tree: dict[str, Any], override: str, lines: dict[KeyPath, str]) -> None:
@@ -188,10 +266,7 @@ def _apply_override(tree: dict[str, Any], override: str, lines: dict[KeyPath, st
         if not isinstance(tree.get(section), dict):
             tree[section] = {}
         tree = tree[section]
-    try:
-        tree[last] = yaml.load(value, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigError([f"--set {override}: the value is not YAML: {error}"]) from error
+    tree[last], _ = _parse(value, f"--set {dotted}")
     # A fault of this key now names the option and not a line of the file.
     lines[tuple(keys)] = f"--set {dotted}"
 
@@ -221,7 +296,7 @@ def _format_fault(
     if error["type"] == "missing":
         return f"{place}: {key} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    found = "" if error["type"] == "value_error" else f" is {error['input']!r},"
+    found = "" if error["type"] == "value_error" else f" is {_show(error['input'])},"
     return f"{place}: {key}{found} {message}" if found else f"{place}: {key}: {message}"
 
 

@@ -260,6 +260,44 @@ def test_a_key_given_twice_is_a_fault(tmp_path: Path) -> None:
     assert "'tokenize' is given twice" in fault
 
 
+BOMB = "\n".join(
+    ["a0: &a0 {x: 1, y: 1}"]
+    + [
+        f"a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(9))}}}"
+        for i in range(1, 15)
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("input: 2026-02-31", ":1: cannot be read as YAML: day is out of range"),
+        (f"\ninput: {'9' * 5000}", ":2: cannot be read as YAML: Exceeds the limit"),
+        ("a: &a {b: *a}", ": a.b.b... is nested deeper than 32 keys"),
+        ("a: " + "{a: " * 5000 + "1" + "}" * 5000, "nested deeper than 32 keys"),
+        ("\n".join(" " * i + "a:" for i in range(3000)), "nested deeper than 32 keys"),
+        (BOMB, "has more than 200,000 keys and list items"),
+        ("? [a, b]\n: 1", ":1: cannot be read as YAML: a key is no word"),
+        ("a: [1,\n", "cannot be read as YAML: "),
+        ("input: \0", "cannot be read as YAML: unacceptable character"),
+        ("run_dir: runs/{date}\n" + MINIMAL, ":1: run_dir is 'runs/{date}': has {"),
+        ("run_dir: runs/{config:>300000000}\n" + MINIMAL, ":1: run_dir is"),
+        ('run_dir: "runs/\\0a"\n' + MINIMAL, ":1: run_dir is 'runs/\\x00a': has a NUL"),
+        (f"run_dir: {'a' * 300}\n" + MINIMAL, "a name of more than 255 bytes"),
+        (f"{MINIMAL}write_shards: {{seed: {'9' * 4000}}}", "write_shards.seed is 999"),
+    ],
+)
+def test_every_hostile_config_is_one_short_line(
+    tmp_path: Path, text: str, fault: str
+) -> None:
+    """With the line, if the text can be parsed that far."""
+    (found,) = list_faults(write(tmp_path, text))
+    assert fault in found
+    assert "\n" not in found
+    assert len(found) < len(str(tmp_path)) + 500
+
+
 def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> None:
     """--set is checked as the file is, and a fault names the option instead of a line."""
     path = write(tmp_path, MINIMAL)
