@@ -24,7 +24,7 @@ REPEATED = [
     " ", "\t", "\n", "\r\n", "\u3000", "\ue000", "a ", "0 ", "00000000 ", "http://a ",
     "x: ", "a", "A", "0", "é", "0-", "0.", "a.", "a@", "-", ".", "@", ",", ";", ":", "/",
     "_", "+", "=", "%", "&", "&amp;", "(", "[", "]", ">", "<", "<a", "<!--", "<noscript>",
-    "<rt>", "\\", "'", "\"", "charset=",
+    "<rt>", "\\", "'", '"', "charset=",
 ]  # fmt: skip
 # Matched at one place only. A search would begin anew at each letter.
 ANCHORED = {

@@ -30,7 +30,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "warc.not_utf8": (
             "The share of undecodable characters in a text is above max_undecodable_share."
         ),
-        "warc.http_header_broken": "The content type is HTTP, but the content has no HTTP header.",
+        "warc.http_header_broken": "The content type is HTTP, but the content has no HTTP header of at most 256 KiB.",
         "warc.too_many_faults": (
             "The file has more than max_faults broken places; the rest was not read."
         ),

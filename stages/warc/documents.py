@@ -101,8 +101,7 @@ def _parse_response_record(
         detail = f"the content begins {record.content[:_SHOWN_BYTES]!r}"
         return _quarantine(record, "warc.http_header_broken", detail)
     if isinstance(response, TooLarge):
-        detail = f"the body expands ({response.coding}) to more than {limits.max_record_bytes} bytes"
-        return _quarantine(record, "warc.record_too_large", detail)
+        return _quarantine(record, response.cause, response.detail)
     if response.status not in limits.http_statuses:
         return Skipped("http_status")
     identified_type = _decode_field(record.fields.get(b"warc-identified-payload-type", b""))

@@ -22,6 +22,8 @@ _FOLD = re.compile(rb"\r?\n[ \t]+")
 # RFC 9112, section 7.1
 _CHUNK_HEAD = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
+# As in Chromium (net/http/http_stream_parser.h, kMaxHeaderBufSize). It bounds lines and fields too.
+_MAX_HEADER_BYTES = 256 << 10
 _MAX_CODINGS = 4  # servers send one or two; each may expand the body up to the limit
 
 # The `wbits` argument of zlib for each format.
@@ -39,9 +41,10 @@ class Response(NamedTuple):
 
 
 class TooLarge(NamedTuple):
-    """A body that decodes to more than `max_bytes`."""
+    """A header or a decoded body that is too large to be read."""
 
-    coding: str
+    cause: str  # one of stages.warc.causes.CAUSES
+    detail: str
 
 
 class _Decoded(NamedTuple):
@@ -76,17 +79,24 @@ def parse_response(block: bytes, max_bytes: int) -> Response | TooLarge | None:
         The response; `TooLarge`; or None if the block does not begin with an HTTP header.
     """
     status_line = _STATUS_LINE.match(block)
-    header_end = _HEADER_END.search(block, status_line.end() - 1) if status_line else None
-    if status_line is None or header_end is None:
+    if status_line is None:
         return None
-    fields = parse_fields(block[status_line.end() : header_end.start()])
+    start = status_line.end()
+    header_end = _HEADER_END.search(block, start - 1, start + _MAX_HEADER_BYTES)
+    if header_end is None:
+        if len(block) <= start + _MAX_HEADER_BYTES:
+            return None
+        detail = f"the HTTP header has more than {_MAX_HEADER_BYTES} bytes"
+        return TooLarge("warc.http_header_broken", detail)
+    fields = parse_fields(block[start : header_end.start()])
     body, is_cut, is_as_stored = block[header_end.end() :], False, False
     for coding in _list_codings(fields):
         decoded = _decode(coding, body, max_bytes)
         if decoded is None:
             is_as_stored = True
         elif len(decoded.body) > max_bytes:
-            return TooLarge(coding)
+            detail = f"the body expands ({coding}) to more than {max_bytes} bytes"
+            return TooLarge("warc.record_too_large", detail)
         else:
             body, is_cut = decoded.body, is_cut or decoded.is_cut
     content_type = fields.get(b"content-type", b"").decode("latin-1")
@@ -118,20 +128,20 @@ def _decode(coding: str, body: bytes, max_bytes: int) -> _Decoded | None:
 
 
 def _join_chunks(body: bytes) -> _Decoded | None:
-    chunks: list[bytes] = []
+    joined = bytearray()  # a list of chunks of one byte takes 40 times the memory
     position = 0
     while head := _CHUNK_HEAD.match(body, position):
         chunk_bytes = int(head[1], 16)
         if chunk_bytes == 0:
-            return _Decoded(b"".join(chunks))
+            return _Decoded(bytes(joined))
         position = head.end() + chunk_bytes
-        chunks.append(body[head.end() : position])
+        joined += body[head.end() : position]
         # A line end follows each chunk; some servers send a bare line feed, or nothing.
         if body.startswith(b"\r\n", position):
             position += 2
         elif body.startswith(b"\n", position):
             position += 1
-    return _Decoded(b"".join(chunks), is_cut=True) if chunks else None
+    return _Decoded(bytes(joined), is_cut=True) if position else None
 
 
 def _inflate(body: bytes, wbits: int, max_bytes: int) -> _Decoded | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import brotli
 import pytest
 
 from stages.settings.warc import WarcAdvanced, WarcSettings
+from stages.warc.http import Response, parse_response
 from tests.stages.warc.files import (
     MIB,
     A,
@@ -85,6 +87,8 @@ def test_cut_pages_are_kept_and_counted(folder: Path) -> None:
             page(gzip.compress(bytes(3 * MIB), mtime=0), "Content-Encoding: gzip"),
             "warc.record_too_large",
         ),
+        (page(b"<p>x", "X: a", *[" b"] * 90_000), "warc.http_header_broken"),
+        (page(b"<p>x", "Content-Encoding: " + "ab," * 90_000), "warc.http_header_broken"),
         (page(bytes(range(32)) * 9), "html.not_text"),
         (page(b"<" * 50_001), "html.too_many_tags"),
     ],
@@ -95,3 +99,16 @@ def test_unreadable_pages_are_quarantined(folder: Path, http: bytes, cause: str)
     reading = Reading(folder, response(http) + A, settings)
     assert reading.names == "A"
     assert [entry.cause for entry in reading.report.quarantine] == [cause]
+
+
+def test_a_body_of_tiny_chunks_takes_little_memory() -> None:
+    """A chunk has 6 bytes for 1 byte of text."""
+    body = b"1\r\na\r\n" * (1 << 20) + b"0\r\n\r\n"
+    http = page(body, "Transfer-Encoding: chunked")
+    tracemalloc.start()
+    found = parse_response(http, 64 * MIB)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(found, Response)
+    assert len(found.body) == 1 << 20
+    assert peak_bytes < 4 * len(http)
