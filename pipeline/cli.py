@@ -24,7 +24,7 @@ from pipeline.commands.runs import Overrides, write_report
 from pipeline.commands.runs import app as runs_app
 from pipeline.commands.verify import verify
 from pipeline.start_up import postpone_garbage_collection, skip_pandas
-from pipeline.supervisor import report_exit, supervise
+from pipeline.supervisor import keep_plan, read_kept_plan, report_exit, supervise
 from pipeline.terminal import (
     DONE,
     TOO_MUCH_QUARANTINED,
@@ -180,11 +180,16 @@ def run(
             from pipeline.reporting.report import print_report
             from pipeline.runs.run_folder import RunFolder
 
-            settings = _load_config(config, overrides, run_dir, engine)
+            plan = read_kept_plan()
+            settings = (
+                plan.config if plan else _load_config(config, overrides, run_dir, engine)
+            )
             if early := start_ray_early(settings):
                 stack.enter_context(early)
             with reporting_errors():  # now, because the end of the stack waits for Ray
-                plan = _make_plan(config, settings)
+                if plan is None:
+                    plan = _make_plan(config, settings)
+                    keep_plan(plan)
                 if early is None and (early := start_planned_ray(plan)):
                     stack.enter_context(early)
                 _check_plan(plan)

@@ -5,6 +5,8 @@ cluster dies, and Linux kills a process when memory runs out. The parent loads n
 waits for the child, and reports how it ended.
 
     supervise()              # returns in the child only
+    plan = read_kept_plan() or ...
+    keep_plan(plan)          # after a document that takes too long, the command is started again
     ...                      # the command
     report_exit(code)        # its message is printed; what follows only closes what is open
 """
@@ -17,6 +19,7 @@ import ctypes
 import logging
 import math
 import os
+import pickle
 import select
 import signal
 import sys
@@ -71,6 +74,11 @@ _RAY_CAUSES = {
 _report_pipes: list[int] = []
 _reported: list[int] = []
 
+# Descriptor of the file with the plan, for a command that is started again.
+_PLAN_VARIABLE = "CORPUSMILL_PLAN_DESCRIPTOR"
+# The file with the plan: its content is there if the command is started again.
+_plan_files: list[BinaryIO] = []
+
 
 def supervise() -> None:
     """Fork. The child returns; the parent waits for it and ends with its exit code.
@@ -82,6 +90,7 @@ def supervise() -> None:
     log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - both processes use it to their end
     # What dies without its children leaves them to the parent, which ends them.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _open_plan_file()
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -105,6 +114,33 @@ def report_exit(code: int) -> None:
         os.write(descriptor, str(code).encode())
         _reported.append(code)
     _report_pipes.clear()
+
+
+def _open_plan_file() -> None:
+    descriptor = os.environ.pop(_PLAN_VARIABLE, None)
+    if descriptor is None:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - used until the process ends
+    else:
+        file = os.fdopen(int(descriptor), "r+b", buffering=0)
+    _plan_files.append(file)
+
+
+def keep_plan(plan: object) -> None:
+    """Keep the plan in case the command is started again. Without `supervise`, do nothing."""
+    for file in _plan_files:
+        file.write(pickle.dumps(plan))
+
+
+def read_kept_plan() -> Any:
+    """Return the plan of this command if it was started again, else None.
+
+    So the config and the list of input files stay as they were when the run was planned.
+    """
+    for file in _plan_files:
+        file.seek(0)
+        if content := file.read():
+            return pickle.loads(content)  # noqa: S301 - written by `keep_plan`, without a name
+    return None
 
 
 def _enter_child(parent: int, report_descriptor: int, log: BinaryIO) -> None:
@@ -274,6 +310,9 @@ def _start_again() -> NoReturn:
     )
     sys.stdout.flush()
     sys.stderr.flush()
+    for file in _plan_files:
+        os.set_inheritable(file.fileno(), True)
+        os.environ[_PLAN_VARIABLE] = str(file.fileno())
     # The command line of this process, which the user has chosen.
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 

@@ -20,6 +20,8 @@ FAULTS = {
 }
 # The text of a page that kills its process: this word and a file, which gets a byte each time.
 KILL = "kill "
+# The text of a page that edits the config of its run: this word and the file.
+EDIT = "edit "
 
 
 class Deadly(Length):
@@ -33,6 +35,9 @@ class Deadly(Length):
                 with Path(log).open("ab") as file:
                     file.write(b".")
                 os.kill(os.getpid(), signal.SIGKILL)
+            _, is_edited, config = text.rpartition(EDIT)
+            if is_edited:
+                Path(config).write_text("edited: while the run works")
             if "endless" in text:
                 spin()
             for name, error in FAULTS.items():

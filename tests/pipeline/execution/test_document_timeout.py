@@ -203,3 +203,21 @@ def test_a_document_that_does_not_end_is_left_out(
         again = list(run(make_plan(load(str(small.path)))))
         assert all(isinstance(event, PhaseFinished) for event in again)
         assert len(again) == len(registry.PHASES)
+
+
+def test_a_run_that_is_started_again_keeps_the_config_that_it_was_planned_with(
+    small: Small,
+) -> None:
+    """The file is edited while a document takes too long."""
+    file = small.folder / "a.warc.wet"
+    file.write_bytes(
+        wet_record("https://example.org/", f"Title\nendless edit {small.path}")
+    )
+    pattern = str(small.folder / "*.warc.wet")
+    small.config(
+        input={"files": [pattern]}, engine={"kind": "inline", "document_timeout_s": 3}
+    )
+    done = run_deadly(small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert small.path.read_text().startswith("edited")
+    assert "a document took longer than engine.document_timeout_s" in done.stderr
