@@ -16,6 +16,7 @@ import numpy as np
 from loader.batches.chunk import Chunk
 from loader.batches.cuda_copy import CudaCopier
 from loader.order.rank_batches import RankBatches, Step, list_positions
+from loader.reading.fork_check import ForkCheck
 from loader.reading.row_reader import RowReader
 
 # At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows.
@@ -56,6 +57,7 @@ class ChunkReader:
             self._ahead_rows = min(ahead_bytes // rows.row_bytes, rows.stream.num_rows)
         self._with_marks = with_marks
         self._copier = copier
+        self._check_fork = ForkCheck()
         self._pool: ThreadPoolExecutor | None = None
         # Requests blocks in a thread that chunks do not use: it may wait for a server.
         self._request_pool: ThreadPoolExecutor | None = None
@@ -76,7 +78,12 @@ class ChunkReader:
         """Return the next chunk, or None at the end of the stream.
 
         If reading fails, the error is raised and the next call tries the same chunk again.
+
+        Raises:
+            RuntimeError: this is a fork of the process that opened the loader.
         """
+        if self._prefetch_chunks:
+            self._check_fork()
         try:
             chunk = self._take_prefetched() if self._prefetch_chunks else self._read_now()
         except BaseException:

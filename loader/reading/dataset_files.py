@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from loader.reading.fork_check import ForkCheck
 from loader.storage import Buffer, Cache, Counters, ReadSettings, open_dataset
 
 
@@ -32,6 +33,7 @@ class DatasetFiles:
         self._cache_key_prefix = digest[:16]
         self._store = open_dataset(folder, settings, counters)
         self._cache: Cache | None = None
+        self._check_fork = ForkCheck()
         self._pool: ThreadPoolExecutor | None = None
         self._prefetch_pool: ThreadPoolExecutor | None = None
         if self._store.is_remote:
@@ -96,6 +98,7 @@ class DatasetFiles:
             for item in items:
                 act(item)
         else:
+            self._check_fork()
             # list() waits for all items and raises the first error.
             list(self._pool.map(act, items))
 
@@ -105,6 +108,7 @@ class DatasetFiles:
         The first error ends it and is ignored: reading the same item raises it.
         """
         assert self._prefetch_pool is not None
+        self._check_fork()
         has_failed = threading.Event()
 
         def attempt(item: Any) -> None:

@@ -396,3 +396,34 @@ def test_a_dataset_can_be_given_in_several_ways(dataset: Dataset) -> None:
         for place in [*places, f"file://{dataset.folder}"]
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("prefetch_chunks", [0, 2])
+def test_a_loader_opened_before_a_fork_reads_or_raises(
+    larger: Dataset, prefetch_chunks: int
+) -> None:
+    """The new process does not have the threads that read ahead, and must not wait for them."""
+    code = f"""
+import os, sys
+from loader import TokenLoader
+loader = TokenLoader(
+    {str(larger.folder)!r}, seq_len=32, global_batch_rows=6, rank=0, world_size=1,
+    prefetch_chunks={prefetch_chunks},
+)
+next(loader)
+if os.fork() == 0:
+    try:
+        list(zip(loader, range(40)))
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    assert ("opened before os.fork()" in done.stdout) == (prefetch_chunks > 0)

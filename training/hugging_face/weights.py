@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.tensor import DTensor
 
 from training.errors import IncompatibleConfig
 from training.hugging_face.config_json import (
@@ -29,6 +31,9 @@ from training.model.lora import is_adapter
 _HEAD = "lm_head.weight"
 # Stored in old folders; the values follow from the config.
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+
+# Quantized weights also need scales, which are not read.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 MAX_SHOWN_FAULTS = 5
 
@@ -69,6 +74,7 @@ def load_weights_into(folder: Path, model: Decoder) -> None:
     for tensors in (wanted, tied):
         if tensors:
             load_tensors({**tensors}, storage_reader=reader)
+            _check_values(folder, tensors)
 
 
 def to_hugging_face_name(name: str) -> str:
@@ -118,7 +124,13 @@ def _open_reader(folder: Path, wanted: Mapping[str, Tensor]) -> HuggingFaceStora
             f"a file of {folder} cannot be read: {error}; download it again"
         ) from error
     shapes = {name: tuple(getattr(entry, "size", ())) for name, entry in stored.items()}
-    if faults := list(_compare_tensors(shapes, wanted)):
+    faults = list(_compare_tensors(shapes, wanted))
+    for name in sorted(wanted.keys() & stored.keys()):
+        properties = getattr(stored[name], "properties", None)
+        dtype = getattr(properties, "dtype", None)
+        if dtype not in _DTYPES:
+            faults.append(f"{name} has {dtype}, wanted float32, bfloat16 or float16")
+    if faults:
         num_more = len(faults) - MAX_SHOWN_FAULTS
         more = f" and {num_more} more" if num_more > 0 else ""
         raise IncompatibleConfig(
@@ -127,6 +139,20 @@ def _open_reader(folder: Path, wanted: Mapping[str, Tensor]) -> HuggingFaceStora
             f"lm_head.weight, tie_word_embeddings must be true)"
         )
     return reader
+
+
+def _check_values(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Check what this rank has loaded.
+
+    Raises:
+        IncompatibleConfig: a value is NaN or infinite.
+    """
+    for name, tensor in tensors.items():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if not torch.isfinite(local).all():
+            raise IncompatibleConfig(
+                f"{name} in {folder} has values that are NaN or infinite; download the folder again"
+            )
 
 
 def _compare_tensors(

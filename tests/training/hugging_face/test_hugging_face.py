@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tests.training.conftest import make_config, make_settings, train_all
@@ -236,6 +239,36 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     write_llama(tmp_path / "other")
     (tmp_path / "other/config.json").rename(tmp_path / "config.json")
     assert "has no *.safetensors" in collect_faults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda t: t.to(torch.int8), "has torch.int8, wanted float32, bfloat16 or float16"),
+        (lambda t: t.to(torch.float8_e4m3fn), "has torch.float8_e4m3fn, wanted"),
+        (
+            lambda t: torch.where(t == t.max(), math.nan, t),
+            "values that are NaN or infinite",
+        ),
+        (
+            lambda t: torch.where(t == t.max(), -math.inf, t),
+            "values that are NaN or infinite",
+        ),
+    ],
+    ids=["int8", "float8", "nan", "infinite"],
+)
+def test_weights_that_cannot_be_trained_are_refused(
+    tmp_path: Path, change: Callable[[torch.Tensor], torch.Tensor], fault: str
+) -> None:
+    """Quantized weights would be read without their scales. The tensor is named."""
+    write_llama(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(path)
+    tensors["model.norm.weight"] = change(tensors["model.norm.weight"])
+    save_file(tensors, path)
+    said = collect_faults(tmp_path)
+    assert "model.norm.weight" in said
+    assert fault in said
 
 
 def test_tensors_that_differ_from_the_config_are_reported(tmp_path: Path) -> None:
