@@ -8,16 +8,16 @@ candidates. The phase fuzzy_dedup compares their n-gram sets.
     stage = MinHash(MinHashSettings(threshold=0.8))      # 16 bands of 6 rows
     stage.apply(batch).kept.column("minhash")[0]         # 16 hashes; null without words
 
-A *word* is a sequence of characters that are not white space, in lower case and without its ASCII
-punctuation, unless nothing is left. In scripts without blanks between words each character is a
-word. A document with fewer words than an n-gram is one n-gram, so only equal documents are its
+A *word* is a sequence of characters that are not white space, in lower case and without accents,
+punctuation and symbols, unless nothing is left: copies that differ in typography or in the normal
+form of Unicode have equal words. In scripts without blanks between words each character is a word. A document with fewer words than an n-gram is one n-gram, so only equal documents are its
 near-duplicates.
 """
 
 from __future__ import annotations
 
 import re
-import string
+import unicodedata
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
@@ -41,8 +41,6 @@ UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|"
     "[\U00020000-\U0003134f]"
 )
-_PUNCTUATION = frozenset(string.punctuation)
-
 
 # Seed of the permutations, datasketch's default. Only signatures of the same seed are
 # comparable.
@@ -60,9 +58,7 @@ def _permutations(num_permutations: int) -> NDArray[np.uint32]:
 
 def split_ngrams(text: str, ngram_words: int) -> list[str]:
     """Return the n-grams of a text in order, with repetitions: the reference of the kernel."""
-    spaced = UNSPACED.sub(r" \g<0> ", text)
-    normal_forms = ("".join(map(_normal_form, raw)) for raw in spaced.split())
-    words = list(filter(None, normal_forms))
+    words = UNSPACED.sub(r" \g<0> ", "".join(map(_normal_form, text))).split()
     if not words:
         return []
     span = min(ngram_words, len(words))  # a short text is one n-gram
@@ -70,11 +66,21 @@ def split_ngrams(text: str, ngram_words: int) -> list[str]:
 
 
 def _normal_form(character: str) -> str:
-    if character in _PUNCTUATION:
+    """Return one character or none: the kernel replaces characters one by one.
+
+    Accents, punctuation and symbols are those of datatrove's `simplify_text`: Mn after NFD, P and S.
+    """
+    category = unicodedata.category(character)
+    if category[0] in "PS":
         return ""
-    # One character only: the kernel replaces characters one by one.
-    lower = character.lower()
-    return lower if len(lower) == 1 else character
+    if UNSPACED.match(character):
+        return character
+    decomposed = unicodedata.normalize("NFD", character)
+    base = [part for part in decomposed if unicodedata.category(part) != "Mn"]
+    # Syllables of Hangul have two or three parts.
+    becomes = character if len(base) > 1 else "".join(base)
+    lower = becomes.lower()
+    return lower if len(lower) == 1 else becomes
 
 
 @cache
@@ -89,11 +95,11 @@ def get_characters() -> characters.CharacterTable:
 def _action(character: str) -> int:
     if character.isspace():
         return characters.KEEP_SPACE
-    if UNSPACED.match(character):
-        return characters.ALONE
     becomes = _normal_form(character)
     if not becomes:
         return characters.DELETE
+    if UNSPACED.match(character):
+        return characters.ALONE
     return characters.KEEP if becomes == character else characters.pack_replacement(becomes)
 
 
@@ -102,7 +108,11 @@ def _is_plain(text: str) -> bool:
         text.split() == [text]
         and text.lower() == text
         and not UNSPACED.search(text)
-        and _PUNCTUATION.isdisjoint(text)
+        and unicodedata.is_normalized("NFD", text)
+        and not any(
+            category[0] in "PS" or category == "Mn"
+            for category in map(unicodedata.category, text)
+        )
     )
 
 
@@ -176,7 +186,7 @@ class MinHash(Stage[MinHashSettings]):
     """Adds the hashes of the bands of each signature. Drops nothing."""
 
     name = "minhash"
-    version = 2
+    version = 3
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("text", pa.large_string())])
     adds: ClassVar[pa.Schema] = pa.schema(
         [

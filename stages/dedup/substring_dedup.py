@@ -5,7 +5,7 @@ The phases substring_hashes and substring_dedup find the spans. Here texts are c
     offsets, hashes = hash_windows(pa.array(["a b c d"]), 3)     # [0, 2] and hashes of two windows
     cut_spans(batch)                                              # "b c" of "a b c d" cut: "a d"
 
-Words are those of near-duplicate n-grams (stages/dedup/minhash.py), so spans that differ in case, ASCII
+Words are those of near-duplicate n-grams (stages/dedup/minhash.py), so spans that differ in case, accents,
 punctuation or white space are equal.
 """
 
@@ -114,7 +114,7 @@ class RepeatedSpans(Stage[RepeatedSpansSettings]):
     """
 
     name = "substring_dedup"
-    version = 1
+    version = 2
     needs: ClassVar[pa.Schema] = pa.schema(
         [pa.field("text", pa.large_string()), SPANS, DROP, LINES]
     )

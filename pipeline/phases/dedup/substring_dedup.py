@@ -73,7 +73,7 @@ class SubstringHashes(PartitionPhase):
 
     name = "substring_hashes"
     section = "substring_dedup"
-    version = 1
+    version = 2
     parents = (Extract,)
     task_kind = "splits"
     depends_on_all_splits = False

@@ -1,6 +1,6 @@
 """Hashes of all windows of words of a batch of texts, and cutting ranges of words out of them.
 
-A word is one of `stages.dedup.minhash.split_ngrams`: in lower case and without ASCII punctuation.
+A word is one of `stages.dedup.minhash.split_ngrams`: in lower case, without accents and punctuation.
 Example of windows of 2 words:
 
     "Der Hund, der"     words       der hund der        bytes 0-3, 4-9 and 10-13 of the text
