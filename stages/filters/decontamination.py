@@ -6,9 +6,9 @@ that occur in the set. `DecontaminationFilter` decides by these columns alone.
     sets: {mmlu: mmlu.jsonl, gsm8k: gsm8k.txt}    # examples: strings of .jsonl, lines of .txt
     contamination                                 # [{"set": "gsm8k", "words": 41, "share": 0.1025}]
 
-A *word* is a sequence of letters, marks and digits (Unicode's L, M and N) in lower case. All other
-characters separate words, except format characters (Cf: soft hyphens, joiners), which are ignored.
-In scripts without blanks between words each character is a word. For example, "Don’t stop—now!"
+A *word* is a sequence of letters and digits (Unicode's L, M and N) in lower case, without accents and
+in their usual width. All other characters separate words, except format characters (Cf: soft hyphens,
+joiners), which are ignored. In scripts without blanks between words each character is a word. For example, "Don’t stop—now!"
 equals "don't stop, NOW".
 
 N-grams are compared by 64-bit hashes. With n n-grams in the sets, a document of w words has a false
@@ -72,7 +72,7 @@ class Decontamination(Stage[DecontaminationSettings]):
     """
 
     name = "decontamination"
-    version = 1
+    version = 2
     needs = pa.schema([DOCUMENT.field("text")])
     adds = pa.schema([CONTAMINATION])
     counters: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -258,9 +258,12 @@ def _normal_form(character: str) -> str:
         return " "
     if UNSPACED.match(character):
         return f" {character} "
-    # One character only: the kernel replaces characters one by one.
-    lower = character.lower()
-    return lower if len(lower) == 1 else character
+    # Full-width letters become those of ASCII. One character only: the kernel replaces them one by one.
+    decomposed = unicodedata.normalize("NFKD", character)
+    base = [part for part in decomposed if unicodedata.category(part) != "Mn"]
+    becomes = character if len(base) > 1 else "".join(base)
+    lower = becomes.lower()
+    return lower if len(lower) == 1 else becomes
 
 
 @cache
@@ -281,7 +284,12 @@ def _action(character: str) -> int:
 
 
 def _is_plain(text: str) -> bool:
-    return text.isalpha() and text.lower() == text and not UNSPACED.search(text)
+    return (
+        text.isalpha()
+        and text.lower() == text
+        and unicodedata.is_normalized("NFKD", text)
+        and not UNSPACED.search(text)
+    )
 
 
 def _hash_words(

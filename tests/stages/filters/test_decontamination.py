@@ -152,17 +152,15 @@ def test_words_consist_of_letters_only() -> None:
         "3",
         "4",
         "7",
-        "caf\u00e9",
-        "e\u0301",
+        "cafe",
+        "e",
     ]
-    assert words("\u4e2d\u6587\u3002abc\u0e01\u0e31 \ud55c\uad6d") == [
-        "\u4e2d",
-        "\u6587",
-        "abc",
-        "\u0e01",
-        "\u0e31",
-        "\ud55c\uad6d",
-    ]
+
+
+def test_width_and_normal_form_hide_no_example() -> None:
+    """Full-width letters and digits, and accents as characters of their own."""
+    assert words("\uff21\uff42\uff43 \uff11\uff12") == ["abc", "12"]
+    assert words("r\u00e9sum\u00e9") == words("re\u0301sume\u0301") == ["resume"]
 
 
 def test_shares_are_computed_per_set(tmp_path: Path) -> None:
