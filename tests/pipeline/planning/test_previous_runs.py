@@ -25,6 +25,7 @@ from pipeline.planning.previous_runs import find_owner
 from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.preview import preview
 from pipeline.runs.run_folder import RunFolder
+from stages.dedup.minhash import MinHash
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
@@ -376,7 +377,7 @@ def test_unusable_previous_runs_are_reported_at_once(months: Small) -> None:
     described = (Path(first.run_dir) / "run.json").read_text()
     shutil.copytree(Path(first.run_dir), months.folder / "old")
     (months.folder / "old" / "run.json").write_text(
-        described.replace('"minhash": 2', '"minhash": 1')
+        described.replace(f'"minhash": {MinHash.version}', '"minhash": 0')
     )
     names = ["2026-10", "2026-10", "2026-11", "nowhere", "stopped", "old"]
     previous = [str(months.folder / name) for name in names]
@@ -388,7 +389,7 @@ def test_unusable_previous_runs_are_reported_at_once(months: Small) -> None:
         "2026-11 is the run itself",
         "nowhere: no run here",
         "stopped: its fuzzy_dedup is not finished",
-        "old: its stage minhash is version 1, ours is 2",
+        f"old: its stage minhash is version 0, ours is {MinHash.version}",
     ):
         assert fault in faults
     assert len(error.value.faults) == 5
