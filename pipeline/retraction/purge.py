@@ -118,11 +118,15 @@ def _purge_tokens(run: RunFolder, key: str, ids: NDArray[np.uint64]) -> int:
         ranges: list[tuple[int, int]] = []
         with pa.ipc.open_file(source) as file, pa.ipc.new_file(index, file.schema) as out:
             for number in range(file.num_record_batches):
-                before = pa.Table.from_batches([file.get_batch(number)])
+                batch = file.get_batch(number)
+                before = pa.Table.from_batches([batch])
                 after = _empty_strings(before, ids)
                 is_purged = is_purged and after.equals(before)
                 ranges += _list_ranges(after, ids)
-                out.write_batch(after.combine_chunks().to_batches()[0])
+                # A table without rows has no batches.
+                out.write_batch(
+                    after.combine_chunks().to_batches()[0] if len(after) else batch
+                )
         replaced = _purge_token_ranges(run, folder, key, staging / tokens_name, ranges)
         return replaced + _replace(folder, key, index, is_intact, is_purged)
 

@@ -244,8 +244,8 @@ class MinHashFilter(Stage[MinHashFilterSettings]):
     needs: ClassVar[pa.Schema] = pa.schema([pa.field("representative", pa.uint64())])
     reasons: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "minhash.near_duplicate": "The document is a near-duplicate of another one, which is "
-            "kept; `explain` names it."
+            "minhash.near_duplicate": "The document is a near-duplicate of another one, which was "
+            "preferred and may be dropped for another reason; `explain` names it."
         }
     )
 

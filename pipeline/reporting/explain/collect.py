@@ -12,6 +12,7 @@ from pipeline.reporting.explain.find import (
     describe_other,
     find_doc_ids,
     find_in_shards,
+    find_nearest_url,
     read_row,
 )
 from pipeline.reporting.explain.removed import find_removed
@@ -59,8 +60,10 @@ def explain(run: RunFolder, key: str) -> list[DocumentTrace]:
         if trace is not None:
             traces.append(trace)
     if not traces:
+        nearest = find_nearest_url(run, key)
+        hint = f"did you mean {nearest}? Else " if nearest else ""
         raise RunNotFound(
-            f"{run.run_dir}: no document {key!r} was read; "
+            f"{run.run_dir}: no document {key!r} was read; {hint}"
             f"its record may be in the quarantine (extract-*/*.quarantine.jsonl)"
         )
     return traces

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
@@ -15,34 +19,80 @@ from pipeline.phases.select import Select
 from pipeline.planning.previous_runs import find_owner
 from pipeline.reporting.explain.trace import OtherDocument, Row, ShardLocation
 from pipeline.retraction.records import find_recorded_ids
+from pipeline.retraction.retracted import read_retracted
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_matching_rows
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
+from stages.filters.block_list import normalize_urls
 from stages.mixing.mix import COPY_SHIFT
 from stages.settings.quality import MAX_COPIES
+
+_MAX_URLS = 10_000  # of one host, compared with a URL that no document has
 
 
 def find_doc_ids(run: RunFolder, key: str) -> Iterator[int]:
     """Yield the ids of the documents with this doc_id or URL. A crawl may hold a URL repeatedly.
 
-    The id of a copy is that of its document.
+    A URL that no document has is compared in the normal form of retractions and block lists, without
+    scheme, port and `www.`. The id of a copy is that of its document.
     """
     if key.isdecimal():
         copy = int(key) >> COPY_SHIFT
         yield int(key) - (copy << COPY_SHIFT) if copy < MAX_COPIES else int(key)
         return
     found: set[int] = set()
-    for split in run.splits:
-        for artifact in (Extract.documents, Extract.decisions):
-            with contextlib.suppress(FileNotFoundError):  # the split is not extracted yet
-                name = artifact.file_name(split.key)
-                rows = read_rows(run.folder(Extract.name), name, "url", key, ["doc_id"])
-                doc_ids = rows.column("doc_id").to_pylist()
-                found.update(doc_ids)
-                yield from doc_ids
+    folder = run.folder(Extract.name)
+    for name in _list_url_files(run):
+        with contextlib.suppress(FileNotFoundError):  # the split is not extracted yet
+            rows = read_rows(folder, name, "url", key, ["doc_id"])
+            doc_ids = rows.column("doc_id").to_pylist()
+            found.update(doc_ids)
+            yield from doc_ids
+    if not found:
+        for url, doc_id in _find_urls(run, key):
+            if url == normalize_url(key):
+                found.add(doc_id)
+                yield doc_id
     # The URL of a retracted document may have been removed.
     yield from sorted(find_recorded_ids(run, key) - found)
+
+
+def find_nearest_url(run: RunFolder, key: str) -> str | None:
+    """Return the URL of the same host, in normal form, that is most like a URL."""
+    urls = {url for url, _ in islice(_find_urls(run, key), _MAX_URLS)}
+    return next(iter(difflib.get_close_matches(normalize_url(key), urls, 1)), None)
+
+
+def normalize_url(url: str) -> str:
+    """Return the normal form of a URL or of an entry of a block list."""
+    return normalize_urls(pa.array([url]))[0].as_py()
+
+
+def _find_urls(run: RunFolder, key: str) -> Iterator[tuple[str, int]]:
+    """Yield normal form and doc_id of the documents of a URL's host."""
+    host = normalize_url(key).partition("/")[0]
+    if not host:
+        return
+    folder = run.folder(Extract.name)
+    for name in _list_url_files(run):
+        try:
+            with folder.open(name) as file:
+                rows = pq.read_table(file, columns=["url", "doc_id"])
+        except FileNotFoundError:  # the split is not extracted yet
+            continue
+        normal = normalize_urls(rows.column("url"))
+        is_host = pc.starts_with(normal, f"{host}/")
+        is_host = pc.or_(is_host, pc.equal(normal, host))
+        doc_ids = rows.column("doc_id").filter(is_host).to_pylist()
+        yield from zip(normal.filter(is_host).to_pylist(), doc_ids, strict=True)
+
+
+def _list_url_files(run: RunFolder) -> Iterator[str]:
+    """Yield the names of the files of extract with the URLs of documents."""
+    for split in run.splits:
+        for artifact in (Extract.documents, Extract.decisions):
+            yield artifact.file_name(split.key)
 
 
 def read_rows(
@@ -90,7 +140,8 @@ def describe_other(run: RunFolder, doc_id: int) -> OtherDocument:
             folder, artifact.file_name(key), own_id, ["doc_id", "url", "decision"]
         )
         if row:
-            return OtherDocument(own_id, run_dir, row["url"], row["decision"])
+            is_retracted = read_retracted(home).find(own_id) is not None
+            return OtherDocument(own_id, run_dir, row["url"], row["decision"], is_retracted)
     return OtherDocument(own_id, run_dir)
 
 

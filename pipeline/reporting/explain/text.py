@@ -44,6 +44,8 @@ FIRST_SCORES = (
 # Stored columns that are shown elsewhere.
 NO_SCORES = {*EXTRACTED.names, "num_chars", "num_lines", "chars_removed"}
 
+NO_URL = "no URL"  # of texts without one, and where a rewrite has removed it
+
 NUM_LISTED = 5
 LISTED_CHARS = 100
 NUM_PARTS = 10  # of the quality score
@@ -51,7 +53,7 @@ NUM_PARTS = 10  # of the quality score
 
 def format_trace(trace: DocumentTrace) -> list[str]:
     """Return the trace as lines, phase by phase."""
-    return [f"document {trace.doc_id}: {trace.url}", *_format_phases(trace)]
+    return [f"document {trace.doc_id}: {trace.url or NO_URL}", *_format_phases(trace)]
 
 
 def to_json(traces: Iterable[DocumentTrace]) -> str:
@@ -163,7 +165,7 @@ def _format_line_rules(lines: Sequence[str], annotated: Row) -> Iterator[str]:
         f"{len(annotated['kept_lines'])} left "
         f"({format_count(annotated['num_chars'], 'character')})"
     )
-    removed = [lines[int(number)] for number in numbers]
+    removed = sorted([lines[int(number)] for number in numbers], key=len, reverse=True)
     for line in removed[:NUM_LISTED]:
         yield _format_line(line)
     yield from _format_rest(removed)
@@ -260,7 +262,8 @@ def _format_other(other: OtherDocument) -> str:
         text += f" of {other.run_dir}"
     if other.url is not None:
         dropped = "" if other.decision == KEPT else "dropped: "
-        text += f": {other.url} ({dropped}{other.decision})"
+        state = "retracted" if other.is_retracted else f"{dropped}{other.decision}"
+        text += f": {other.url or NO_URL} ({state})"
     return text
 
 

@@ -53,12 +53,15 @@ class OtherDocument:
         doc_id: its id in its own run.
         run_dir: the previous run that holds it; None: this run.
         url, decision: None if its split has no decision yet, or if the previous run was deleted.
+            A rewrite has removed the URL of a retracted document: "".
+        is_retracted: whether a request has retracted it.
     """
 
     doc_id: int
     run_dir: str | None = None
     url: str | None = None
     decision: str | None = None
+    is_retracted: bool = False
 
 
 @dataclass(frozen=True)

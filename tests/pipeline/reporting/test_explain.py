@@ -262,6 +262,20 @@ def test_url_that_was_crawled_twice_has_two_traces(small: Small) -> None:
     assert [trace.doc_id for trace in explain(found, "https://example.org/again")] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["example.org/again", "http://www.example.org/again/", "//EXAMPLE.org:443/again"],
+)
+def test_a_url_is_found_without_its_scheme(small: Small, key: str) -> None:
+    """As `retract` finds it. A URL that no document has is answered with the nearest one."""
+    path = small.folder / "one.warc.wet"
+    path.write_bytes(wet_record("https://example.org/again", "Title\n" + ENGLISH))
+    found, _ = small.run(input={"files": [str(path)]})
+    assert [trace.url for trace in explain(found, key)] == ["https://example.org/again"]
+    with pytest.raises(RunNotFound, match=r"did you mean example\.org/again\?"):
+        explain(found, f"{key}st")
+
+
 def test_explain_needs_only_the_run_folder(mixed: RunFolder, tmp_path: Path) -> None:
     """The traces are the same after the run was moved and its input deleted."""
     before = explain(mixed, "0")
@@ -293,6 +307,6 @@ def test_unknown_documents_are_an_error(mixed: RunFolder, key: str) -> None:
     """The message names the key and where else to look."""
     with pytest.raises(
         RunNotFound,
-        match=f"no document '{key}' was read; its record may be in the quaran",
+        match=f"no document '{key}' was read; .*its record may be in the quaran",
     ):
         explain(mixed, key)

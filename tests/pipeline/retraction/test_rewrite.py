@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loader import TokenLoader
-from pipeline.reporting.explain import explain
+from pipeline.reporting.explain import explain, format_trace
 from pipeline.retraction import retract
 from pipeline.retraction.request import make_request
 from pipeline.retraction.rewrite import rewrite
@@ -22,6 +22,7 @@ from shardwriter.format import RETRACTIONS_FILE, RetractionLog, ShardCorrupt
 from shardwriter.verification.dataset import verify_folder
 from storage.local import LocalStore
 from tests.pipeline.conftest import Small
+from tests.pipeline.reporting.conftest import write_near_duplicates
 from tests.pipeline.retraction.test_retract import WHY, command, read_rows, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -152,6 +153,26 @@ def test_texts_and_urls_are_removed_from_the_run(small: Small) -> None:
     later, _ = small.run(write_shards={"seed": 5})
     assert verify_folder(later.dataset) == []
     assert command("verify", later.run_dir)[0] == 0
+
+
+def test_other_documents_name_a_retracted_one(small: Small) -> None:
+    """A near-duplicate of a retracted document is explained without its URL.
+
+    No document is kept here, so the index of tokens has a batch without rows.
+    """
+    path = write_near_duplicates(small.folder / "near.warc.wet")
+    fuzzy = {"annotate": {"minhash": {}}, "fuzzy_dedup": {"keep": "first"}}
+    run, _ = small.run(input={"files": [str(path)]}, **fuzzy)
+    retract(run, make_request(["near.example/0"], []), **WHY)
+    (trace,) = explain(run, "https://near.example/1")
+    assert "document 0: https://near.example/0 (retracted)" in "\n".join(
+        format_trace(trace)
+    )
+    rewrite(run)
+    (trace,) = explain(run, "https://near.example/1")
+    assert "document 0: no URL (retracted)" in "\n".join(format_trace(trace))
+    (trace,) = explain(run, "0")
+    assert format_trace(trace)[0] == "document 0: no URL"
 
 
 def _list_files(run: RunFolder, pattern: str) -> list[Path]:
