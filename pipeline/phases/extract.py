@@ -58,7 +58,7 @@ class Extract(SplitPhase):
     """Read records, make documents of them, and hash every paragraph."""
 
     name = "extract"
-    version = 12
+    version = 13
     stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
 

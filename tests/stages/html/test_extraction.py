@@ -52,6 +52,24 @@ def test_page_gives_title_and_one_line_per_block() -> None:
     assert extract_text(PAGE.encode()) == "Home|Head|One two three|four|a|b|x|y"
 
 
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        "hidden",
+        'style="display:none"',
+        'style="color:red; Display: NONE !important"',
+    ],
+)
+def test_hidden_text_is_left_out(attribute: str) -> None:
+    """Of all text and of the sample; a page that a script shows as a whole keeps it."""
+    settings = HtmlSettings(page_sample_chars=100)
+    page = extract(f"<p>seen<p {attribute}>unseen</p>".encode(), "text/html", settings)
+    assert isinstance(page, Page)
+    assert (page.text, page.sample) == ("seen", "seen")
+    whole = f"<body {attribute}><p>A page.</p><p hidden=until-found>More.</p></body>"
+    assert extract_text(whole.encode()) == "A page.|More."
+
+
 def test_settings_choose_what_is_kept() -> None:
     """`main_content` removes navigation; bullets and alternative texts are optional."""
     assert extract_text(PAGE.encode(), settings=HtmlSettings(main_content=True)).startswith(
