@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
+from stages.html.charset_detection import detect_charset
+
 _CHARSET = re.compile(r"charset\s*=\s*(?:[\"']\s*)?([^\s\"';,]+)", re.IGNORECASE)
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -24,6 +26,10 @@ _WIDER_CODECS: Mapping[str, str] = MappingProxyType(
 )
 
 _REPLACEMENT = "\ufffd"
+
+# Where a meta element may declare a charset (HTML, section 13.2.3.2).
+_META_BYTES = 1024
+_ONLY_ASCII = bytes(byte if byte < 0x80 else ord("?") for byte in range(0x100))
 
 
 class DecodedPage(NamedTuple):
@@ -73,8 +79,13 @@ def _list_charsets(body: bytes, content_type: str) -> Iterator[str]:
             break
     if named := _CHARSET.search(content_type):
         yield from _find_codec(named[1])
-    yield from _find_codec(detect_encoding(body, from_html_meta=True))
-    yield from _find_codec(detect_encoding(body))
+    # Without letters outside ASCII there is nothing to guess from: only a meta element is read.
+    start = body[:_META_BYTES].translate(_ONLY_ASCII)
+    named_by_meta = detect_encoding(start, from_html_meta=True, html5_compatible=False)
+    if named_by_meta != "ascii":
+        yield from _find_codec(named_by_meta)
+    detected = detect_charset(body)
+    yield _WIDER_CODECS.get(detected, detected)
     yield "utf-8"
 
 
