@@ -125,7 +125,7 @@ class RayEngine(Engine):
         texts = (text for batch in batches for text in batch.column("result").to_pylist())
         running = {task_id for group in groups for task_id in group}
         try:
-            for text in iterate_in_thread(texts, partial(self._check, running)):
+            for text in iterate_in_thread(texts, partial(self._check, phase.name, running)):
                 result = TaskResult.from_json(text)
                 if result.task_id in running:  # else it was reported before
                     running.discard(result.task_id)
@@ -137,12 +137,12 @@ class RayEngine(Engine):
             self._is_lost = True
             raise EngineLost(f"{failure} in phase {phase.name}") from error
 
-    def _check(self, running: set[str]) -> Sequence[str]:
+    def _check(self, phase: str, running: set[str]) -> Sequence[str]:
         """Check the processes, pass on documents of running tasks, and return reported results."""
         self._check_processes()
         if self._reports is None:
             return []
-        numbers, results = self._reports.take()
+        numbers, results = self._reports.take(phase)
         for task_id, number in numbers.items():
             if task_id in running and self.on_documents is not None:
                 self.on_documents(task_id, number)
@@ -338,7 +338,7 @@ def _make_operator(
         _log_to_stderr()
         watchdog.enable()  # Ray starts another worker and repeats the task
         task_ids = row["task_ids"]
-        reporter = None if reports is None else reports.make_reporter()
+        reporter = None if reports is None else reports.make_reporter(phase.name)
         on_documents = None if reporter is None else reporter.report_documents
         results: list[dict[str, Any]] = []
         for result in run_group(phase, task_ids, settings, on_documents):

@@ -15,7 +15,7 @@ from pipeline.capacity.estimate import estimate_task_seconds
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import run
 from pipeline.execution.on_ray.engine import RayEngine, name_operator
-from pipeline.execution.on_ray.task_reports import Reports, TaskReports
+from pipeline.execution.on_ray.task_reports import TaskReports
 from pipeline.execution.task import TaskResult, run_task
 from pipeline.execution.task_groups import divide_tasks
 from pipeline.phases.annotate import Annotate
@@ -160,16 +160,22 @@ def read_files(phase: Phase) -> dict[str, bytes]:
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
 def test_running_tasks_report_to_the_driver(small: Small) -> None:
-    """The first number at once, and later ones after a pause; of results, those of tasks that are done."""
+    """The first number at once, and later ones after a pause; of results, those of tasks that are done.
+
+    Late reports of another phase, whose tasks have the same ids, do not count.
+    """
     import ray
 
     done, failed = TaskResult("first", {"read": 1.0}), TaskResult("third", failed="why")
 
     def report(reports: TaskReports) -> None:
-        reporter = reports.make_reporter()
+        late = reports.make_reporter("extract")
+        late.report_documents("first", 9.0)
+        late.report_result(TaskResult("second"))
+        reporter = reports.make_reporter("annotate")
         reporter.report_documents("first", 1.0)
         reporter.report_documents("first", 2.0)
-        reports.make_reporter().report_documents("second", 5.0)
+        reports.make_reporter("annotate").report_documents("second", 5.0)
         reporter.report_result(failed)
         reporter.report_result(done)
 
@@ -181,9 +187,9 @@ def test_running_tasks_report_to_the_driver(small: Small) -> None:
         numbers: dict[str, float] = {}
         results: list[str] = []
         while len(numbers) < 2 or not results:
-            found: Reports = reports.take()
-            numbers |= found[0]
-            results += found[1]
+            new_numbers, new_results = reports.take("annotate")
+            numbers |= new_numbers
+            results += new_results
             time.sleep(0.01)
     assert numbers == {"first": 1.0, "second": 5.0}
     assert [TaskResult.from_json(text) for text in results] == [done]
