@@ -173,6 +173,7 @@ def run(
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         with postpone_garbage_collection():
+            from pipeline.capacity.estimate import estimate_here
             from pipeline.execution.choose_engine import start_planned_ray, start_ray_early
             from pipeline.execution.engine import run as run_plan
             from pipeline.reporting.progress import RunProgress
@@ -194,7 +195,9 @@ def run(
                     stack.enter_context(early)
                 _check_plan(plan)
         metrics = RunMetrics(plan)
-        with RunProgress(console) as progress:
+        expected = estimate_here(plan)
+        planned_s = {each.name: 3600 * each.hours for each in expected.phases}
+        with RunProgress(console, planned_s, expected.amounts["documents"]) as progress:
             for event in run_plan(plan, early, on_documents=progress.show_documents):
                 progress.show(event)
                 metrics.record(event)

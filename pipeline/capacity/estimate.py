@@ -96,6 +96,13 @@ def estimate_task_seconds(plan: RunPlan, phase: str) -> float | None:
     return sum(seconds) / found.num_tasks if seconds else None
 
 
+def estimate_here(plan: RunPlan) -> RunEstimate:
+    """Estimate a planned run on this machine."""
+    return estimate_plan(
+        plan, plan.config, describe_cluster(plan.config, 1, None, None, None)
+    )
+
+
 def describe_cluster(
     config: RunConfig,
     nodes: int,

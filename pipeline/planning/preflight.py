@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from config_files.reader import ConfigError
-from pipeline.capacity.estimate import describe_cluster, estimate_plan
+from pipeline.capacity.estimate import estimate_here
 from pipeline.config.load import find_unknown_languages
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
@@ -49,17 +49,19 @@ def find_shortage_of_disk(plan: RunPlan) -> str | None:
 
     None: they fit, or the free space is unknown because the run folder is in a bucket.
     """
-    cluster = describe_cluster(plan.config, 1, None, None, None)
-    if cluster.disk_gb is None or not plan.splits:
+    if not plan.splits:
         return None
-    found = estimate_plan(plan, plan.config, cluster)
+    found = estimate_here(plan)
+    disk_gb = found.cluster.disk_gb
+    if disk_gb is None:
+        return None
     left = {phase.name for phase in _list_phases_left(plan)}
     needed_gb = sum(each.bytes_written for each in found.phases if each.name in left) / 1e9
-    if needed_gb <= cluster.disk_gb:
+    if needed_gb <= disk_gb:
         return None
     return (
         f"{plan.run_dir}: the run takes about {needed_gb:,.1f} GB there, "
-        f"{cluster.disk_gb:,.1f} GB are free; set run_dir to a larger disk"
+        f"{disk_gb:,.1f} GB are free; set run_dir to a larger disk"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -25,12 +25,18 @@ MIN_PAUSE_S = 10.0
 MAX_PAUSE_S = 300.0
 PAUSE_PER_AGE = 0.1
 
+# No time left is shown before. Compiling and loading take the first seconds.
+MIN_BASIS_S = 3.0
+# The plan's figure weighs as much as this many planned seconds that took as long as planned.
+PRIOR_S = 20.0
+
 
 class PhaseProgress:
     """How much of the current phase is done, measured by the sizes of its tasks.
 
     Attributes:
         num_done: tasks that are done, by this driver or an earlier one.
+        share_before: share of the work that an earlier driver has done.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class PhaseProgress:
         self.num_done = self._num_done_before = started.num_done
         self._num_finished = 0.0
         self._num_in_tasks: dict[str, float] = {}  # of the running ones
-        self._share_before = self._share = started.share_done
+        self.share_before = self._share = started.share_done
         self._expected = documents_per_phase
         self._clock = clock
         self._started_s = clock()
@@ -69,7 +75,7 @@ class PhaseProgress:
     @property
     def documents_per_phase(self) -> float:
         """Documents in all tasks, estimated from the finished ones; 0 if unknown."""
-        share = self._share - self._share_before
+        share = self._share - self.share_before
         if not share:
             return self._expected
         return self._num_finished / share
@@ -81,14 +87,6 @@ class PhaseProgress:
         num_in_tasks = sum(self._num_in_tasks.values())
         in_tasks = num_in_tasks / expected if expected else 0.0
         return min(1.0, self._share + in_tasks)
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the end at the speed so far; None: nothing is done yet."""
-        share = self.share_done - self._share_before
-        if not share:
-            return None
-        return self.age_s * (1.0 - self.share_done) / share
 
     def set_documents(self, task_id: str, number: float) -> None:
         """Count the documents that a running task has read so far."""
@@ -107,15 +105,51 @@ class PhaseProgress:
 
         While nothing is done, the text is empty.
         """
-        if self.left_s is None:
+        if self.share_done == self.share_before:
             return ""
         if self.num_documents:
             return format_rate(self.num_documents, self.age_s, "documents")
         return format_rate(self.num_done - self._num_done_before, self.age_s, "tasks")
 
-    def format_left(self) -> str:
-        """Return `about 0:01:40 left`, or nothing while the end is unknown."""
-        return "" if self.left_s is None else f"about {format_duration(self.left_s)} left"
+
+class TimeLeft:
+    """Estimate the time to the end of a run: what the plan gives for the rest, times the plan's error so far.
+
+        left = (elapsed + prior) / (planned for what is done + prior) * planned for the rest
+
+    The prior keeps the start of processes and the compilation of kernels, which the first seconds
+    consist of, out of the estimate of a long run.
+    """
+
+    def __init__(self, planned_s: Mapping[str, float]) -> None:
+        """Start with the estimated seconds of each phase of the run."""
+        self._planned_s = dict(planned_s)
+        self._done_s = 0.0  # planned for the phases that this driver has finished
+        self._elapsed_s = 0.0  # that they took
+        self._moved_s = 0.0  # age of the running phase when its share last changed
+        self._share = 0.0
+
+    def compute_s(self, phase: PhaseProgress) -> float | None:
+        """Return the seconds left while a phase runs; None: there is no basis yet."""
+        if phase.share_done != self._share:
+            self._share, self._moved_s = phase.share_done, phase.age_s
+        planned_s = self._planned_s.get(phase.name, 0.0)
+        done_s = self._done_s + planned_s * (self._share - phase.share_before)
+        elapsed_s = self._elapsed_s + self._moved_s
+        if not done_s or elapsed_s < MIN_BASIS_S:
+            return None
+        later_s = sum(self._planned_s.values()) - planned_s
+        rest_s = planned_s * (1 - self._share) + later_s
+        error = (elapsed_s + PRIOR_S) / (done_s + PRIOR_S)
+        return max(0.0, error * rest_s - (phase.age_s - self._moved_s))
+
+    def finish(self, name: str, phase: PhaseProgress | None) -> None:
+        """Count a phase that has ended; None: it had nothing to do."""
+        planned_s = self._planned_s.pop(name, 0.0)
+        self._share = self._moved_s = 0.0
+        if phase is not None:
+            self._done_s += planned_s * (1 - phase.share_before)
+            self._elapsed_s += phase.age_s
 
 
 class RunProgress:
@@ -126,8 +160,20 @@ class RunProgress:
     """
 
     def __init__(
-        self, console: SafeConsole, clock: Callable[[], float] = time.monotonic
+        self,
+        console: SafeConsole,
+        planned_s: Mapping[str, float],
+        num_documents: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Start to show a run.
+
+        Args:
+            console: where to print.
+            planned_s: estimated seconds of each phase.
+            num_documents: estimated documents of the input.
+            clock: returns seconds.
+        """
         self.num_tasks = 0
         self._console = console
         self._clock = clock
@@ -146,7 +192,8 @@ class RunProgress:
         )
         self._bar: TaskID | None = None
         self._phase: PhaseProgress | None = None
-        self._documents_per_phase = 0.0  # of the latest phase that counted them
+        self._documents_per_phase = num_documents  # of the latest phase that counted them
+        self._time_left = TimeLeft(planned_s)
         self._next_line_s = 0.0
 
     def __enter__(self) -> Self:
@@ -197,6 +244,7 @@ class RunProgress:
 
     def _finish_phase(self, event: PhaseFinished) -> None:
         phase, self._phase = self._phase, None
+        self._time_left.finish(event.phase, phase)
         if event.was_complete:
             self._console.print(f"{event.phase}: done before")
         elif phase is not None:
@@ -210,14 +258,18 @@ class RunProgress:
     def _update(self, phase: PhaseProgress) -> None:
         assert self._bar is not None
         tasks = f"{phase.num_done:,}/{phase.num_tasks:,}"
-        rate, left = phase.format_rate(), phase.format_left()
+        left_s = self._time_left.compute_s(phase)
+        left = "" if left_s is None else f"about {format_duration(left_s)} left in all"
+        rate = phase.format_rate()
         self._bars.update(
             self._bar, completed=phase.share_done, tasks=tasks, rate=rate, left=left
         )
-        if phase.left_s is not None and phase.age_s > self._next_line_s:
+        if rate and phase.age_s > self._next_line_s:
             pause_s = max(MIN_PAUSE_S, PAUSE_PER_AGE * phase.age_s)
             self._next_line_s = phase.age_s + min(MAX_PAUSE_S, pause_s)
-            self._print_plain(f"{phase.name}: {tasks} tasks, {rate}, {left}")
+            self._print_plain(
+                ", ".join(filter(None, [f"{phase.name}: {tasks} tasks", rate, left]))
+            )
 
     def _warn(self, line: str) -> None:
         self._bars.console.print(line, style="yellow")

@@ -6,9 +6,11 @@ import io
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
-from pipeline.reporting.progress import PhaseProgress, RunProgress
+from pipeline.reporting.progress import PRIOR_S, PhaseProgress, RunProgress, TimeLeft
 from pipeline.reporting.rates import format_duration, format_rate
 from stages.counters import Counters
 from terminal_output.console import SafeConsole
@@ -52,7 +54,6 @@ def test_the_documents_of_a_running_task_move_the_share_and_count_once() -> None
     """After one task of four with 100 documents, 50 documents are half of the next task."""
     clock = Clock()
     phase = PhaseProgress(PhaseStarted("annotate", 4, 0), clock=clock)
-    assert phase.left_s is None
     phase.set_documents(TASK_ID, 100)
     assert phase.share_done == 0.0  # the size of a task in documents is not known yet
     phase.finish_task(finish(0.25, documents=100))
@@ -61,7 +62,6 @@ def test_the_documents_of_a_running_task_move_the_share_and_count_once() -> None
     phase.set_documents(TASK_ID, 50)
     clock.now_s = 30.0
     assert phase.share_done == pytest.approx(0.375)
-    assert phase.left_s == pytest.approx(50.0)
     assert phase.format_rate() == "5.0 documents/s"
     phase.finish_task(finish(0.25, documents=100))
     assert (phase.num_documents, phase.share_done) == (200, 0.5)
@@ -94,20 +94,58 @@ def test_documents_of_a_failed_task_do_not_count() -> None:
     assert (phase.num_documents, phase.num_done, phase.share_done) == (0, 0, 0.0)
 
 
-def test_the_end_of_a_resumed_phase_is_estimated_from_the_tasks_of_this_driver() -> None:
-    """Half was done before; a quarter took 10 s, so the last quarter takes 10 s."""
+def test_no_time_left_is_shown_while_a_run_starts() -> None:
+    """Half a phase of 8 planned seconds took 4 s, after 60 s in which kernels were compiled: 10 s follow."""
     clock = Clock()
-    phase = PhaseProgress(PhaseStarted("select", 4, 2, share_done=0.5), clock=clock)
-    clock.now_s = 10.0
-    phase.finish_task(finish(0.25))
-    assert phase.format_left() == "about 0:00:10 left"
-    assert phase.format_rate() == "6.0 tasks/min"
+    phase = PhaseProgress(PhaseStarted("annotate", 4, 0), clock=clock)
+    left = TimeLeft({"annotate": 8.0, "select": 6.0})
+    clock.now_s = 2.0
+    assert left.compute_s(phase) is None
+    clock.now_s = 64.0
+    phase.finish_task(finish(0.5))
+    wanted_s = (64 + PRIOR_S) / (4 + PRIOR_S) * 10
+    assert left.compute_s(phase) == pytest.approx(wanted_s)
+    clock.now_s = 65.0  # nothing has moved since
+    assert left.compute_s(phase) == pytest.approx(wanted_s - 1)
+
+
+@given(
+    planned_s=st.lists(st.floats(10, 1e5), min_size=1, max_size=4),
+    error=st.floats(0.1, 10),
+    share_before=st.sampled_from([0.0, 0.25]),
+)
+def test_the_time_left_converges(
+    planned_s: list[float], error: float, share_before: float
+) -> None:
+    """A plan that is wrong by a factor for all phases is corrected while they run."""
+    names = [f"phase{number}" for number in range(len(planned_s))]
+    left = TimeLeft(dict(zip(names, planned_s, strict=True)))
+    clock = Clock()
+    for name, each_s in zip(names, planned_s, strict=True):
+        phase = PhaseProgress(PhaseStarted(name, 4, 0, share_before), clock=clock)
+        while phase.share_done < 1:
+            clock.now_s += error * each_s / 8
+            phase.finish_task(finish(0.125))
+            estimate_s = left.compute_s(phase)
+            later = planned_s[names.index(name) + 1 :]
+            true_s = error * (each_s * (1 - phase.share_done) + sum(later))
+            if estimate_s is not None:
+                assert true_s * min(1, 1 / error) <= estimate_s + 1e-6
+                assert estimate_s <= true_s * max(1, 1 / error) + 1e-6
+                share = clock.now_s / (clock.now_s + PRIOR_S * error)
+                assert (
+                    abs(estimate_s - true_s)
+                    <= (1 - share) * abs(1 / error - 1) * true_s + 1e-6
+                )
+        left.finish(name, phase)
 
 
 def test_a_log_has_few_lines_of_a_long_phase() -> None:
     """The pauses between lines grow; phases without tasks are not mentioned."""
     out, clock = io.StringIO(), Clock()
-    progress = RunProgress(SafeConsole(file=out, width=140), clock)
+    progress = RunProgress(
+        SafeConsole(file=out, width=140), {"annotate": 36_000.0}, clock=clock
+    )
     with progress:
         progress.show(PhaseStarted("exact_dedup", 0, 0))
         progress.show(PhaseFinished("exact_dedup", Counters(), was_complete=False))
@@ -118,7 +156,9 @@ def test_a_log_has_few_lines_of_a_long_phase() -> None:
         progress.show(PhaseFinished("annotate", Counters(), was_complete=False))
     first, *lines, last = out.getvalue().splitlines()
     assert first == "annotate: 1,000 tasks"
-    assert lines[0] == "annotate: 1/1,000 tasks, 15 documents/min, about 9:59:24 left"
+    assert (
+        lines[0] == "annotate: 1/1,000 tasks, 15 documents/min, about 9:59:24 left in all"
+    )
     assert 100 < len(lines) < 150
     assert last == f"annotate: done in {format_duration(36_000)}"
     assert progress.num_tasks == 1_000
