@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from stages.cache_folder import cache_folder
 from storage.object_store import ObjectStore
 from tests.seaweed import BUCKET, KEYS, Seaweed, find_program
 from tests.shared_ray import SharedRay
@@ -32,6 +33,9 @@ os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # Ray's default is nice 15. Beside other work its workers would wait for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# Caches of models of their own do not make tests compile kernels again.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "kernels"))
 
 # Processes that tests start would otherwise compile the modules of this repository again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

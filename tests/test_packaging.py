@@ -29,6 +29,15 @@ TOP_PACKAGES = (
     "stages",
     "pipeline",
 )
+# Folders without code, of files that packages read.
+DATA_PACKAGES = {
+    "config_files.configs",
+    "config_files.configs.grafana",
+    "config_files.configs.kuberay",
+    "config_files.configs.prometheus",
+    "config_files.configs.systemd",
+    "pipeline.reporting.browse.assets",
+}
 SITE_PACKAGES = Path(pytest.__file__).parent.parent
 
 # Makes the modules in BLOCKED look as if they were not installed.
@@ -62,15 +71,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     build = [
         "wheel",
-        "--quiet",
+        "--verbose",
         "--no-deps",
         "--no-build-isolation",
         "--wheel-dir",
         str(out),
     ]
-    subprocess.run([sys.executable, "-m", "pip", *build, str(source)], check=True)
-    (built,) = out.glob("*.whl")
-    return built
+    built = subprocess.run(
+        [sys.executable, "-m", "pip", *build, str(source)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "Warning" not in built.stdout + built.stderr
+    (path,) = out.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +133,7 @@ def test_the_package_list_names_every_package() -> None:
         for package in TOP_PACKAGES
         for path in (REPOSITORY / package).rglob("__init__.py")
     }
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found | {
-        "config_files.configs"
-    }
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found | DATA_PACKAGES
 
 
 def test_the_wheel_holds_every_module_and_every_shipped_config(wheel: Path) -> None:

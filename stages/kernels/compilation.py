@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import hashlib
+import shutil
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from numba import njit
+from numba import config, njit
 from numba.core import cgutils
+from numba.core.caching import InTreeCacheLocator
+
+from stages.cache_folder import cache_folder
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_settings: Any = config  # numba ships no types for them
+
+# Machine code of source files that have changed since is deleted after this time.
+MAX_AGE_S = 30 * 24 * 3600
+
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile a function without the GIL at its first call and cache the machine code on disk.
+    """Compile a function without the GIL at its first call, and store the machine code.
 
-    Numba tries the folder in NUMBA_CACHE_DIR, the folder of the source file, then the user's cache
-    folder. If all are read-only (a locked container), it refuses to cache. Each process then
-    compiles for itself, which takes about 4 s.
+    All folders with the same source files share it, such as those of the jobs of a cluster: compiling
+    takes a minute. It is in the folder NUMBA_CACHE_DIR, else in the cache of models. Where that is
+    read-only, each process compiles for itself.
     """
-    _discard_stale_index(function)
+    # numba has no other way to choose a locator for one function.
+    default, _settings.CACHE_LOCATOR_CLASSES = _settings.CACHE_LOCATOR_CLASSES, _LOCATOR
     try:
         return njit(nogil=True, cache=True)(function)
     except RuntimeError:
         return njit(nogil=True)(function)
+    finally:
+        _settings.CACHE_LOCATOR_CLASSES = default
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -46,40 +59,41 @@ def find_values(context: Any, builder: Any, kind: Any, array: Any) -> Any:
     return cgutils.create_struct_proxy(kind)(context, builder, value=array).data
 
 
-def _discard_stale_index(function: Callable[..., object]) -> None:
-    """Delete the cache index of a function if a kernel source file is newer.
+class KernelCacheLocator(InTreeCacheLocator):
+    """Tells numba to store machine code in a folder for this content of the source files.
 
-    Numba compares only the file of the cached function. Its machine code also contains the
-    functions and constants that it uses from other kernel modules, so an edit there (or a
-    `git pull`) would leave old code in use.
+    Machine code contains functions and constants of other kernels: the folder's name depends on all
+    of them. numba itself compares the processor.
     """
-    try:
-        source = Path(inspect.getfile(function))
-    except (
-        OSError,
-        TypeError,
-    ):  # defined by exec: numba cannot cache it next to a file either
-        return
-    prefix = f"{source.stem}.{function.__qualname__}-"
-    for index in _list_indexes(source.parent):
-        if not index.name.startswith(prefix):
-            continue
-        # deleted by another process, or a read-only folder
-        with contextlib.suppress(OSError):
-            if index.stat().st_mtime_ns < _newest_kernel_source_ns():
-                index.unlink()
+
+    def __init__(self, py_func: Any, py_file: str) -> None:
+        """Choose the folder of a function and its source file; the names are numba's."""
+        super().__init__(py_func, py_file)
+        source = Path(py_file)
+        digest = hashlib.sha256(_digest_kernels() + source.read_bytes()).hexdigest()
+        root = Path(_settings.CACHE_DIR or cache_folder() / "kernels")
+        folder = root / f"{source.stem}-{digest[:16]}"
+        self._cache_path = str(folder)
+        if not folder.exists():
+            _delete_old_folders(folder)
+
+    def get_source_stamp(self) -> bytes:
+        """Return nothing: the name of the folder has the digest."""
+        return b""
+
+
+_LOCATOR = f"{KernelCacheLocator.__module__}.{KernelCacheLocator.__qualname__}"
+
+
+def _delete_old_folders(folder: Path) -> None:
+    """Delete machine code of other content of a source file that was compiled MAX_AGE_S ago."""
+    for other in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
+        with contextlib.suppress(OSError):  # deleted by another process, or read-only
+            if time.time() - other.stat().st_mtime > MAX_AGE_S:
+                shutil.rmtree(other)
 
 
 @cache
-def _list_indexes(folder: Path) -> list[Path]:
-    """Return the index files of numba's cache, in the __pycache__ of a source folder.
-
-    They are listed once per process: those that it writes later are not stale.
-    """
-    return list((folder / "__pycache__").glob("*.nbi"))
-
-
-@cache
-def _newest_kernel_source_ns() -> int:
-    sources = Path(__file__).parent.rglob("*.py")
-    return max(source.stat().st_mtime_ns for source in sources)
+def _digest_kernels() -> bytes:
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).digest()

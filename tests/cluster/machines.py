@@ -198,18 +198,6 @@ def _sources() -> list[str]:
     )
 
 
-def copy_kernels(target: Path) -> Path:
-    """Copy the kernels that this Python has compiled; return the cache of the machines."""
-    for package in list_packages():
-        for index in (REPOSITORY / package).rglob("__pycache__/*.nbi"):
-            folder = index.parent.parent.relative_to(REPOSITORY)
-            module = ".".join([*folder.parts, index.name.partition(".")[0]])
-            (target / module).mkdir(parents=True, exist_ok=True)
-            for file in index.parent.glob(f"{index.stem}.*"):
-                shutil.copy(file, target / module)
-    return target
-
-
 @dataclass
 class Cluster:
     """A head with one CPU that also runs tasks, and a larger worker."""
@@ -282,9 +270,7 @@ def cluster(folder: Path, wheels: Path, own_cache: Path) -> Iterator[Cluster]:
         "RAY_worker_niceness": "0",  # Ray's default of 15 waits for the other tests
         "CORPUSMILL_CACHE": str(cache),
         # Each process of a job would otherwise compile the kernels: two minutes of CPU.
-        "NUMBA_CACHE_DIR": str(copy_kernels(folder / "kernels")),
-        "NUMBA_CACHE_LOCATOR_CLASSES": "kernel_cache.ByModule",
-        "PYTHONPATH": str(Path(__file__).parent / "site"),
+        "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"],
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheels),
         "COLUMNS": "140",
