@@ -7,9 +7,7 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name != "typer":
         raise
-    sys.exit(
-        "error: python -m loader needs Typer, which is not installed; run pip install typer"
-    )
+    sys.exit("python -m loader needs Typer, which is not installed; run pip install typer")
 
 __all__ = ["app", "main"]
 

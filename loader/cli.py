@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except ModuleNotFoundError:
         raise  # pipeline/console.py names the extra to install
     except (FormatError, ReadFailed, ValueError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(str(error), err=True)
         sys.exit(FAILED)
     sys.exit(DONE)
 

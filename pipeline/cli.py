@@ -208,7 +208,9 @@ def run(
         print_report(report, console)
         console.print()
     outcome = _Outcome(plan, found, report, progress.num_tasks, time.monotonic() - started)
-    answer(outcome.to_json, lambda: console.print(outcome.describe()))
+    done = outcome.describe()
+    shown = done.partition("\n")[0] if console.quiet else done
+    answer(outcome.to_json, lambda: console.print(shown))
     if outcome.faults:
         fail("\n".join(outcome.faults), TOO_MUCH_QUARANTINED)
 

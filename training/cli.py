@@ -412,7 +412,7 @@ def main() -> NoReturn:
         exit_code = _find_exit_code(error)
         if exit_code is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         sys.exit(exit_code)
     sys.exit(ExitCode.DONE)
 

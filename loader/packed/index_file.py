@@ -17,6 +17,7 @@ from loader.order.permutation import Int64Array
 from loader.packed.best_fit import PackedShard
 from loader.storage import Buffer
 from shardwriter.format import FormatError, ShardCorrupt
+from terminal_output import format_command
 
 # Like the magic of a shard's index: a transfer in text mode changes it.
 PACKING_MAGIC = b"\x93CMPAK\r\n"
@@ -170,7 +171,7 @@ def parse_head(
     if found != manifest_digest:
         raise FormatError(f"{where}: digest of the manifest", found, wanted, REPACK)
     if found_seq_len != seq_len:
-        remedy = f"run `python -m loader pack` with --seq-len {seq_len}"
+        remedy = f"run `{format_command('loader')} pack` with --seq-len {seq_len}"
         raise FormatError(f"{where}: seq_len", f"{found_seq_len}", f"{seq_len}", remedy)
     counts = PackingCounts(*numbers)
     digest = _check_head_digest(view, counts.num_shards, where)

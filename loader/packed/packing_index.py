@@ -31,6 +31,7 @@ from loader.reading.manifest_columns import ManifestColumns
 from loader.storage import Buffer, Counters, ReadSettings, open_dataset
 from shardwriter.format import FormatError, ShardCorrupt, ShardIndex
 from storage.errors import NotFound
+from terminal_output import format_command
 
 # Path or address of a packing, or True for the file beside the manifest.
 PackingSource = Literal[True] | str | Path
@@ -77,7 +78,7 @@ def open_packing(
     try:
         num_bytes = store.get_size(name)
     except NotFound as error:
-        command = f"python -m loader pack {manifest.address} --seq-len {seq_len}"
+        command = f"{format_command('loader')} pack {manifest.address} --seq-len {seq_len}"
         raise NotFound(where, "there is no packing", f"run `{command}`") from error
     head_bytes = min(num_bytes, count_head_bytes(manifest.num_shards))
     head = parse_head(

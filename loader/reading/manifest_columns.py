@@ -116,6 +116,12 @@ class ManifestColumns:
         return rows
 
 
+_MAKE_ONE = (
+    "correct the path, or make the dataset with `python -m pipeline run` (those of "
+    "configs/train-tiny.yaml with `make demo held-out`)"
+)
+
+
 def read_manifest_columns(
     source: str | Path | Manifest, settings: ReadSettings
 ) -> ManifestColumns:
@@ -139,6 +145,8 @@ def read_manifest_columns(
         for target in _list_other_folders(folder, settings):
             with contextlib.suppress(NotFound, AccessRefused):
                 return _read_manifest(target, name, settings)
+        if isinstance(error, NotFound):
+            raise NotFound(error.where, "there is no dataset", _MAKE_ONE) from None
         raise error from None
 
 

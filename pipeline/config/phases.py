@@ -188,13 +188,19 @@ class FuzzyDedupConfig(Settings):
 FROM_RUN = "run"
 
 
-def _find_kind(value: object) -> str:
-    return "|run" if isinstance(value, str) else "|score"
+def _find_kind(value: object) -> str | None:
+    if value == FROM_RUN:
+        return "|run"
+    return "|score" if isinstance(value, int | float) else None
 
 
 _MinScore: TypeAlias = Annotated[
     Annotated[Share, Tag("|score")] | Annotated[Literal["run"], Tag("|run")],
-    Discriminator(_find_kind),
+    Discriminator(
+        _find_kind,
+        custom_error_type="min_score",
+        custom_error_message="should be a number from 0 to 1, or 'run'",
+    ),
 ]
 
 

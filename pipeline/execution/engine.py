@@ -28,7 +28,7 @@ from pipeline.planning.recorded_plan import record_plan
 from pipeline.planning.run_plan import RunPlan
 from pipeline.retraction import apply_requests
 from pipeline.runs.event_log import open_log
-from pipeline.runs.run_lock import HeldByAnother, RunLock, hold
+from pipeline.runs.run_lock import HeldByAnother, RunLock, hold, identify_machine
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import Counters
 
@@ -141,7 +141,7 @@ def run(
     ):
         workers.on_documents = on_documents
         recorded = record_plan(plan)
-        log({"event": "RunStarted"})
+        log({"event": "RunStarted", "machine": identify_machine(), "pid": os.getpid()})
         why = "its driver was stopped"
         try:
             repairs = Repairs(plan)

@@ -18,7 +18,9 @@ from pipeline.reporting.rates import format_duration, format_rate
 from pipeline.reporting.report.summary import take_family, take_largest
 from pipeline.reporting.tables import make_table
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.run_lock import identify_machine
 from stages.counters import Counters
+from storage.local import is_alive
 from terminal_output.console import SafeConsole
 
 # The rate is measured over this time. It must hold several tasks of minutes each, and still
@@ -30,6 +32,8 @@ RATE_WINDOW_S = 900.0
 SILENT_AFTER_S = 600.0
 
 NUM_FAILURES_SHOWN = 5
+
+_DRIVER_DIED = "its driver died without a message (was it killed?)"
 
 Event = Mapping[str, Any]
 RunState = Literal["running", "silent", "stopped", "finished"]
@@ -94,6 +98,8 @@ def read_status(run: RunFolder, *, now: float) -> Status:
     if last.get("event") == "RunEnded":
         why = last["why"]
         state = "stopped" if why else "finished"
+    elif _is_dead(events):
+        state, why = "stopped", f"{_DRIVER_DIED}; run the same command again to continue"
     phases = [
         _read_phase(run, name, events, state, now) for name in registry.list_phase_names()
     ]
@@ -126,6 +132,13 @@ def _take_latest_start(events: Iterable[Event]) -> list[Event]:
             latest = []
         latest.append(event)
     return latest
+
+
+def _is_dead(events: Sequence[Event]) -> bool:
+    """Return whether the driver that wrote the events was a process of this machine, and has died."""
+    if not events or events[0].get("machine") != identify_machine():
+        return False
+    return not is_alive(events[0]["pid"])
 
 
 def _list_failures(events: Iterable[Event]) -> dict[str, str]:

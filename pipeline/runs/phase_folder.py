@@ -233,7 +233,9 @@ class PhaseFolder:
         return True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Mark the phase as finished, with the sum of its records."""
+        """Mark the phase as finished, with the sum of its records, and delete what only running tasks need."""
+        self.root.child(_ATTEMPTS).delete_all()
+        self.root.delete_unfinished()
         self.root.put(SUMMARY_FILE, dump_summary(summary, self.root.name))
 
     def unfinish(self) -> None:

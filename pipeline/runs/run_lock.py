@@ -110,7 +110,7 @@ class _ObjectRunLock(RunLock):
     def __init__(self, run_folder: Store) -> None:
         self._folder = run_folder
         self._owner = {
-            "machine": _identify_machine(),
+            "machine": identify_machine(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "id": uuid.uuid4().hex,
@@ -199,7 +199,7 @@ class _ObjectRunLock(RunLock):
             self._folder.delete(probe)
 
 
-def _identify_machine() -> str:
+def identify_machine() -> str:
     """Return an id of the scope in which process ids are unique, until the next boot.
 
     A container has its own process ids, so it counts as a machine.

@@ -106,7 +106,7 @@ def test_a_missing_dataset_is_reported_in_one_line(
     """There is a message and no traceback."""
     assert run_cli("inspect", tmp_path / "none") == 1
     shown = capsys.readouterr().err
-    assert shown.startswith("error: ")
+    assert "there is no dataset; correct the path, or make the dataset" in shown
     assert len(shown.splitlines()) == 1
 
 

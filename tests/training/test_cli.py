@@ -67,5 +67,5 @@ def test_a_wrong_config_is_one_line_and_exit_code_2(
         main()
     assert ended.value.code == ExitCode.WRONG_USAGE
     error = capsys.readouterr().err
-    assert error.startswith("error: --set steps: steps is 0")
+    assert error.startswith("--set steps: steps is 0")
     assert "Traceback" not in error

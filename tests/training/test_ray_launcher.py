@@ -139,7 +139,7 @@ def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path)
     code, output = wait_for_exit(start(tmp_path, settings, "--workers", "1"))
     assert code == 2, output
     assert (
-        "error: parallel.tensor is 2, which does not divide 1 rank; start a multiple of it\n"
+        "parallel.tensor is 2, which does not divide 1 rank; start a multiple of it\n"
         in output
     )
     assert output.count("Error in training function") == 1  # Ray's word for each attempt

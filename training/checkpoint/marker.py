@@ -21,6 +21,7 @@ from storage.json_schema import (
     Table,
     Text,
 )
+from terminal_output import format_command
 from training.checkpoint.block_digests import FileDigest, compute_digest
 from training.errors import CheckpointDamaged, IncompatibleConfig
 
@@ -124,7 +125,7 @@ def read_marker(path: Path | Store) -> Marker:
     if version == 1 and digest is None:
         raise IncompatibleConfig(
             f"{where}: an earlier version of the trainer wrote this checkpoint, without digests "
-            f"of its files. If you trust them, add digests with `python -m training add-digests "
+            f"of its files. If you trust them, add digests with `{format_command('training')} add-digests "
             f"{path}`"
         )
     if not is_intact:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.tensor import DTensor
 
+from terminal_output import format_command
 from training.errors import IncompatibleConfig
 from training.hugging_face.config_json import (
     CONFIG_FILE,
@@ -57,7 +58,7 @@ def load_weights_into(folder: Path, model: Decoder) -> None:
     if faults:
         raise IncompatibleConfig(
             f"{folder / CONFIG_FILE} does not fit the config: {'; '.join(faults)}. Use the "
-            f"folder's values (`python -m training import {folder}` prints them)"
+            f"folder's values (`{format_command('training')} import {folder}` prints them)"
         )
     wanted: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

@@ -93,7 +93,11 @@ def _format_hours(hours: float) -> str:
     if hours >= 1:
         return f"{hours:,.1f} hours"
     minutes = hours * 60
-    return f"{minutes:.0f} minutes" if minutes >= 2 else f"{minutes * 60:.1f} seconds"
+    return (
+        f"{minutes:.0f} minutes"
+        if minutes >= 2
+        else f"{max(0.1, minutes * 60):.1f} seconds"
+    )
 
 
 def _make_table(plan: Plan) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from pipeline.reporting.status import (
     read_status,
     to_json,
 )
+from pipeline.runs.event_log import LOG
 from pipeline.runs.run_folder import RunFolder
 from terminal_output.console import SafeConsole
 from tests.conftest import REPOSITORY
@@ -113,6 +115,27 @@ def test_events_from_the_future_count_as_now(plan: RunPlan) -> None:
         found = get_status(plan, after_s=-3600)
         assert (found.state, found.silent_s) == ("running", 0)
         assert (get_phase(found, "annotate").rate_per_s or 0) > 0
+
+
+def test_a_killed_driver_is_known_at_once(plan: RunPlan) -> None:
+    """On its machine; it could not log its end. Elsewhere, the run is silent after a while."""
+    code = f"""
+import os
+from pipeline.config import RunConfig
+from pipeline.execution.engine import TaskFinished, run
+from pipeline.planning.plan import make_plan
+config = RunConfig.model_validate_json({plan.config.model_dump_json()!r})
+for event in run(make_plan(config)):
+    if isinstance(event, TaskFinished):
+        os._exit(9)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    found = get_status(plan)
+    assert found.state == "stopped"
+    assert "driver died" in found.why
+    log = Path(str(plan.run_dir)) / LOG
+    log.write_text(re.sub('"machine": "[^"]*"', '"machine": "another"', log.read_text()))
+    assert get_status(plan).state == "running"
 
 
 def test_stopped_run_can_be_resumed(plan: RunPlan) -> None:
