@@ -19,7 +19,6 @@ from benchmarks.result_file import REPOSITORY
 QUICK_ARGUMENTS = {
     "runs.engine_overhead": ["--megabytes", "4", "--rounds", "1"],
     "stages.stages_table": ["--megabytes", "0.4", "--rounds", "1"],
-    "runs.memory": ["--megabytes", "0.2", "0.4"],
     "runs.growth": ["--megabytes", "0.2"],
     "runs.calibrate": ["--documents", "160", "80", "--files", "2"],
     "runs.driver_scale": ["--splits", "8"],
@@ -28,8 +27,6 @@ QUICK_ARGUMENTS = {
     "stages.fasttext_kernel": ["--megabytes", "0.1", "--rounds", "1"],
     "stages.minhash": ["--megabytes", "0.1", "--rounds", "1"],
     "stages.reading": ["--megabytes", "0.4", "--rounds", "1"],
-    "runs.verification": ["--megabytes", "0.4", "--rounds", "1"],
-    "stages.substring_dedup": ["--documents", "100", "--pairs", "1"],
     "stages.document_time": ["--documents=100", "--tags=200", "--rounds=1", "--families=4"],
 }
 

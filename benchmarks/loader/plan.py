@@ -10,7 +10,6 @@ is warm.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -22,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.result_file import REPOSITORY, save
+from benchmarks.frame import finish, make_parser
+from benchmarks.result_file import REPOSITORY
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (
     MANIFEST_FILE,
@@ -137,12 +137,8 @@ def compute_medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--shards", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         large, small = Path(scratch) / "large", Path(scratch) / "small"
@@ -165,8 +161,7 @@ def main() -> None:
         for name, runs in zip(("fresh", "at_90"), zip(*pairs, strict=True), strict=True):
             figures[name] = compute_medians(list(runs))
     print(json.dumps(figures, indent=1))
-    if args.save:
-        print(save("loader_plan", figures))
+    finish(args, "loader_plan", figures)
 
 
 if __name__ == "__main__":

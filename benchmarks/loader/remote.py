@@ -13,7 +13,6 @@ connections. It compares the rows with those of the local folder.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -31,6 +30,7 @@ from typing import Any
 import obstore
 import torch  # noqa: F401 - keep the import out of the measured time
 
+from benchmarks.frame import make_parser
 from benchmarks.result_file import save
 from loader import TokenLoader
 from loader.storage import ReadSettings
@@ -222,16 +222,12 @@ def measure_fault(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", choices=["speed", "faults"])
     parser.add_argument(
         "--link-mbit", type=int, help="speed of the link to the server; default: unlimited"
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     folder = args.data.resolve() / "shards"
     with ExitStack() as closing:

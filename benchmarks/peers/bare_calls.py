@@ -48,7 +48,7 @@ def run_bare_calls(task: Task) -> None:
 
     Duplicate lines are removed, and texts normalized, between the calls. Only the calls are timed.
     """
-    from benchmarks.stages.table.bare_calls import read_records
+    from benchmarks.frame import read_records
 
     seconds: dict[str, float] = {}
     with _Timer(seconds, "FastWARC"):

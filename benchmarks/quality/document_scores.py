@@ -19,7 +19,6 @@ is a logistic model that `models train quality` fits to the labels of the other 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from benchmarks.frame import make_parser
 from benchmarks.quality.gold_pages import GoldPage, digest_annotations, read_wcxb
 from benchmarks.quality.gold_warc import write_warc
 from benchmarks.result_file import save
@@ -197,12 +197,9 @@ def print_tables(figures: Mapping[str, Any]) -> None:
 
 def main() -> None:
     """Score the pages, print the tables, and save them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--gold", type=Path, required=True, help="folder with the clones")
     parser.add_argument("--work", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     pages = list(read_wcxb(args.gold / "wcxb"))
     args.work.mkdir(parents=True, exist_ok=True)

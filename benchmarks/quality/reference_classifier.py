@@ -16,7 +16,6 @@ A page's kind is no judgement of its text: it tells texts from lists.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.frame import make_parser
 from benchmarks.quality.document_scores import QUESTIONS
 from benchmarks.quality.gold_pages import GoldPage, digest_annotations, read_wcxb
 from benchmarks.quality.gold_warc import write_warc
@@ -112,12 +112,9 @@ def print_table(figures: Mapping[str, Any]) -> None:
 
 def main() -> None:
     """Train, print the table, and save it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--gold", type=Path, required=True, help="folder with the clones")
     parser.add_argument("--references", type=Path, required=True, help="one text per line")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -9,7 +9,6 @@ once. Documents under Gopher's 50 words are left out: another rule drops them fi
 
 from __future__ import annotations
 
-import argparse
 import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from benchmarks.frame import make_parser
 from benchmarks.quality.peer_environment import run_with_peers
 from benchmarks.result_file import save
 from stages.filters.quality import Quality, QualityFilterSettings, QualitySettings
@@ -119,15 +119,12 @@ def compare(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Print the figures of each rule, and save them with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--files", required=True, help="a pattern of WARC or WET files")
     parser.add_argument("--documents", type=int, default=1500)
     parser.add_argument(
         "--main-content", action="store_true", help="of HTML pages, as in the recipes"
     )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     if run_with_peers("benchmarks.quality.repetition", PEERS):
         return

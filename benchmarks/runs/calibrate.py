@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, load_demo_config
+from benchmarks.frame import make_parser
 from benchmarks.result_file import describe_machine, read_commit, save
 from pipeline.capacity.calibration import Calibration
 from pipeline.capacity.estimate import estimate
@@ -188,9 +189,7 @@ def add_up(phases: Sequence[Figures]) -> Figures:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--documents",
         type=int,
@@ -206,7 +205,6 @@ def parse_arguments() -> argparse.Namespace:
         "--check", type=Path, nargs="*", default=[], help="finished runs to compare with"
     )
     parser.add_argument("--out", type=Path, help="write the calibration to this file")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     return parser.parse_args()
 
 

@@ -34,7 +34,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.result_file import save
+from benchmarks.frame import finish, make_parser
 from pipeline.capacity.calibration import read_calibration
 from pipeline.capacity.estimate import ENOUGH_MEMORY_GB, estimate
 from pipeline.capacity.model import Cluster
@@ -141,7 +141,7 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
     elif isinstance(phase, FuzzyClusters):
         write_one_cluster(phase)
     yield f"{name}: list done tasks", folder.list_done
-    yield f"{name}: sum up and merge", lambda: finish(phase)
+    yield f"{name}: sum up and merge", lambda: finish_phase(phase)
     yield from list_reading_actions(phase)
 
 
@@ -160,7 +160,7 @@ def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]
         yield "percentiles: cutoffs", Percentiles(phase.plan).prepare_tasks
 
 
-def finish(phase: Phase) -> None:
+def finish_phase(phase: Phase) -> None:
     """Merge the outputs of all tasks and write the summary of the phase."""
     phase.finish()
     counters = phase.sum_records().to_json()
@@ -349,9 +349,7 @@ def print_table(num_splits: int, rows: Measured) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--splits", type=int, default=90_000, help="number of input splits")
     parser.add_argument(
         "--ray",
@@ -382,7 +380,6 @@ def parse_arguments() -> argparse.Namespace:
         default=MAX_GROUP_TASKS,
         help="with --ray: tasks of a Ray task; as many as short tasks of a run by default",
     )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", metavar="FOLDER", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -407,10 +404,8 @@ def measure_ray(args: argparse.Namespace) -> None:
         **measure_ray_tasks(phases),
     }
     print(result)
-    if args.save:
-        print(
-            save("driver_scale_snapshot" if args.snapshot else "driver_scale_ray", result)
-        )
+    name = "driver_scale_snapshot" if args.snapshot else "driver_scale_ray"
+    finish(args, name, result)
 
 
 def main() -> None:
@@ -431,8 +426,7 @@ def main() -> None:
         "driver": driver,
         "actions": actions,
     }
-    if args.save:
-        print(save("driver_scale", result))
+    finish(args, "driver_scale", result)
 
 
 if __name__ == "__main__":

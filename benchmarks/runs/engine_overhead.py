@@ -34,7 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.demo_chain import load_demo_config
-from benchmarks.result_file import REPOSITORY, save
+from benchmarks.frame import finish, make_parser
+from benchmarks.result_file import REPOSITORY
 from benchmarks.runs.process_tree import ProcessTree
 from pipeline.execution.choose_engine import start_ray_early
 from pipeline.execution.engine import PhaseFinished, run
@@ -269,17 +270,13 @@ def print_summary(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Compare the entrants, print the summary, and save the figures with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument(
         "--megabytes",
         type=float,
         default=100,
         help="uncompressed WET text of the large crawl",
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     # the program that is measured
     parser.add_argument("--entrant", choices=ENTRANTS, help=argparse.SUPPRESS)
     parser.add_argument("--run-dir", type=Path, help=argparse.SUPPRESS)
@@ -293,8 +290,7 @@ def main() -> None:
             load_demo_config(megabytes, Path(folder))
     figures = compare(args.megabytes, args.rounds)
     print_summary(figures)
-    if args.save:
-        print(save("engine_overhead", figures))
+    finish(args, "engine_overhead", figures)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ tags. The exponent is log2 of the last ratio: 1 is linear, 2 quadratic.
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import resource
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, load_demo_config
-from benchmarks.result_file import save
+from benchmarks.frame import finish, make_parser
 from pipeline.execution import watchdog
 from pipeline.execution.engine import run
 from pipeline.planning.plan import make_plan
@@ -176,9 +175,7 @@ def print_growth(rows: Iterable[dict[str, object]], console: Console) -> None:
 
 def main() -> None:
     """Measure, print, and save on request."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--documents", type=int, default=4_000, help="pages of the run")
     parser.add_argument(
         "--rounds", type=int, default=5, help="runs with and without a limit"
@@ -190,7 +187,6 @@ def main() -> None:
         default=len(FAMILIES),
         help="kinds of pages that are measured",
     )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     console = Console(markup=False)
     growth = measure_growth(args.tags, args.families)
@@ -200,10 +196,7 @@ def main() -> None:
         f"CPU with a limit against without: {cost['median_ratio']:.4f}, by round:"
     )
     console.print(", ".join(f"{ratio:.3f}" for ratio in cost["ratios"]))  # type: ignore[attr-defined]
-    if args.save:
-        console.print(
-            f"written to {save('document_time', {'cost': cost, 'growth': growth})}"
-        )
+    finish(args, "document_time", {"cost": cost, "growth": growth})
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python -m benchmarks.stages.minhash --wet pages.warc.wet.gz --rounds 5 --save
 
-Prints CPU seconds, medians over the rounds, and their ratio to ours; all take turns. The kernels read
-texts. rensa reads n-grams, therefore it is measured with n-grams that exist as bytes or as strings;
+The kernels read texts. rensa reads n-grams, therefore it is measured with n-grams that exist as bytes or as strings;
 "n-grams by Python" has what Python takes to make them. "from hashes" is the signature alone.
 Every signature of ours must be datasketch's. rensa has other hashes; it runs in an environment with the
 pinned wheel and is left out, with the reason, where that cannot be installed. Without `--wet`, the texts
@@ -12,12 +11,9 @@ are made of random words.
 
 from __future__ import annotations
 
-import argparse
 import pickle
-import statistics
 import subprocess
 import tempfile
-import time
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -28,25 +24,25 @@ from typing import IO, Any, Self
 import numpy as np
 import pyarrow as pa
 from datasketch import MinHash
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.quality.peer_environment import prepare_environment
-from benchmarks.result_file import save
-from benchmarks.stages.fasttext_kernel import (
-    LINES_PER_DOCUMENT,
-    batched,
-    make_lines,
-    truncate,
+from benchmarks.frame import (
+    Entrant,
+    compare_with,
+    count_bytes,
+    finish,
+    make_parser,
+    print_comparison,
+    read_documents,
+    take_turns,
+    time_cpu,
 )
-from benchmarks.stages.table.bare_calls import read_records
+from benchmarks.quality.peer_environment import prepare_environment
 from stages.dedup.minhash import SEED, flatten_lists, ngram_sets, signatures, split_ngrams
 from stages.kernels.dedup.signatures import sign_ngrams
 from stages.settings.dedup import MinHashSettings
 
 REQUIREMENTS = Path(__file__).parents[1] / "peers" / "requirements" / "rensa.txt"
 NUM_PERMUTATIONS = 96
-NUM_WORDS = 50_000
 
 OURS = "kernels, from texts"
 
@@ -117,14 +113,6 @@ def _get(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def read_texts(wet: Path | None, megabytes: float) -> list[str]:
-    """Return texts of a WET file, drawn at random, or texts of random words."""
-    if wet is not None:
-        return truncate(read_records(wet), megabytes * 1e6)
-    lines = truncate(make_lines(NUM_WORDS), megabytes * 1e6)
-    return [" ".join(part) for part in batched(lines, LINES_PER_DOCUMENT)]
-
-
 def write_ngrams(
     path: Path, ngrams: list[list[str]], starts: np.ndarray[Any, Any], hashes: Any
 ) -> None:
@@ -144,13 +132,6 @@ def sign_with_datasketch(ngrams: list[list[bytes]]) -> np.ndarray[Any, Any]:
     """Return the signatures of datasketch, (n, NUM_PERMUTATIONS)."""
     rows = MinHash.bulk(ngrams, num_perm=NUM_PERMUTATIONS, seed=SEED)
     return np.array([row.hashvalues for row in rows])
-
-
-def measure_call(call: Callable[[], object]) -> float:
-    """Return the CPU seconds of a call in this process."""
-    started = time.process_time()
-    call()
-    return time.process_time() - started
 
 
 def compare(texts: list[str], rounds: int) -> dict[str, Any]:
@@ -182,23 +163,22 @@ def compare(texts: list[str], rounds: int) -> dict[str, Any]:
             split_ngrams(text, settings.ngram_words) for text in texts
         ],
     }
-    entrants = {name: partial(measure_call, call) for name, call in calls.items()}
+    entrants = {name: time_cpu(call) for name, call in calls.items()}
     failed, seconds = measure_beside_rensa(entrants, ngrams, starts, hashes, rounds)
-    num_bytes = sum(len(text.encode()) for text in texts)
+    num_bytes = count_bytes(texts)
     return {
         "documents": len(texts),
         "megabytes": round(num_bytes / 1e6, 2),
         "distinct_ngrams": sum(map(len, ngrams)),
         "num_permutations": NUM_PERMUTATIONS,
         "different_signatures": num_different,
-        "rounds": rounds,
-        "entrants": summarize(seconds),
+        "entrants": compare_with(seconds, OURS, num_bytes),
         "failed": failed,
     }
 
 
 def measure_beside_rensa(
-    entrants: Mapping[str, Callable[[], float]],
+    entrants: Mapping[str, Entrant],
     ngrams: list[list[str]],
     starts: Any,
     hashes: Any,
@@ -219,63 +199,21 @@ def measure_beside_rensa(
                 **entrants,
                 **{name: partial(rensa.measure, name) for name in rensa.names},
             }
-        return failed, measure(entrants, rounds)
-
-
-def measure(
-    entrants: Mapping[str, Callable[[], float]], rounds: int
-) -> dict[str, list[float]]:
-    """Return the CPU seconds of each round. The first round is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in entrants}
-    for _ in range(rounds + 1):
-        for name, entrant in entrants.items():
-            seconds[name].append(entrant())
-    return {name: each[1:] for name, each in seconds.items()}
-
-
-def summarize(seconds: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Return the median CPU seconds of each entrant and its ratio to ours, by round."""
-    rows: dict[str, Any] = {}
-    for name, each in seconds.items():
-        ratios = [a / b for a, b in zip(each, seconds[OURS], strict=True)]
-        rows[name] = {
-            "cpu_s": round(statistics.median(each), 4),
-            "ratio": round(statistics.median(ratios), 2),
-            "ratio_by_round": [round(ratio, 2) for ratio in ratios],
-        }
-    return rows
-
-
-def print_table(figures: dict[str, Any]) -> None:
-    """Print a row per entrant."""
-    table = Table("entrant", "CPU seconds", "times ours", box=None)
-    for name, row in figures["entrants"].items():
-        table.add_row(name, f"{row['cpu_s']:.3f}", f"{row['ratio']:.2f}")
-    console = Console(width=100, highlight=False)
-    console.print(table)
-    console.print(
-        f"{figures['documents']:,} documents of {figures['megabytes']} MB, all with datasketch's "
-        f"signatures of {NUM_PERMUTATIONS} permutations",
-        soft_wrap=True,
-    )
-    if figures["failed"]:
-        console.print(figures["failed"], soft_wrap=True, markup=False)
+        return failed, take_turns(entrants, rounds)
 
 
 def main() -> None:
     """Compare, print the table, and save the figures with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--wet", type=Path, help="pages instead of random words")
     parser.add_argument("--megabytes", type=float, default=4, help="of text, at most")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
-    figures = compare(read_texts(args.wet, args.megabytes), args.rounds)
-    print_table(figures)
-    if args.save:
-        print(save("minhash", figures, libraries=("datasketch", "numba", "numpy")))
+    figures = compare(read_documents(args.wet, args.megabytes), args.rounds)
+    print_comparison(figures["entrants"], OURS)
+    print(f"{figures['documents']:,} documents, all with datasketch's signatures")
+    if figures["failed"]:
+        print(figures["failed"])
+    finish(args, "minhash", figures, libraries=("datasketch", "numba", "numpy"))
 
 
 if __name__ == "__main__":

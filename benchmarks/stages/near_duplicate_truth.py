@@ -19,7 +19,6 @@ are similar, including pairs that are not in the truth table. `--files` takes re
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import tempfile
@@ -34,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.result_file import save
+from benchmarks.frame import finish, make_parser
 from benchmarks.stages.near_duplicates import wet_record
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
@@ -369,9 +368,7 @@ def show(name: str, figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Compare on both kinds of text, print the tables, and save the figures with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--texts", type=int, default=4_000, help="texts, each with an edited copy"
     )
@@ -380,7 +377,6 @@ def main() -> None:
     )
     parser.add_argument("--files", help="pattern of WET files with real pages")
     parser.add_argument("--threshold", type=float, default=0.8)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     figures = {
         "edited_texts": measure_texts(args.texts, args.threshold),
@@ -390,14 +386,8 @@ def main() -> None:
         figures["real_pages"] = measure_files(args.files, args.threshold)
     for name, one in figures.items():
         show(name.replace("_", " "), one)
-    if args.save:
-        print(
-            save(
-                "near_duplicate_truth",
-                figures,
-                libraries=("datasketch", "numpy", "numba", "pyarrow"),
-            )
-        )
+    libraries = ("datasketch", "numpy", "numba", "pyarrow")
+    finish(args, "near_duplicate_truth", figures, libraries)
 
 
 if __name__ == "__main__":

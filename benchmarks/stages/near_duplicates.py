@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result_file import save
+from benchmarks.frame import finish, make_parser
 from pipeline.config import load
 from pipeline.execution.engine import PhaseStarted, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
@@ -155,11 +155,8 @@ def measure(num_documents: int, rule: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure each size in a separate process, and save the figures with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--documents", type=int, nargs="+", default=(100_000, 1_000_000))
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -181,8 +178,7 @@ def main() -> None:
         "cost_of_comparison": round(_add_cpu_s(smallest) / _add_cpu_s(without), 2),
     }
     print(f"CPU with the comparison / without: {figures['cost_of_comparison']}")
-    if args.save:
-        print(save("near_duplicates", figures))
+    finish(args, "near_duplicates", figures)
 
 
 def _measure_apart(num_documents: int, rule: str) -> dict[str, Any]:

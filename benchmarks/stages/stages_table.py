@@ -1,25 +1,19 @@
 """Compare the cost of each stage with the bare library calls that it uses.
 
-    python -m benchmarks.stages.stages_table --megabytes 12 --rounds 7 --before COMMIT
+    python -m benchmarks.stages.stages_table --megabytes 12 --rounds 7
 
 Each row is one step of the demo. It has the MB/s of one core for the step as the engine calls it (same documents, same
 batches), the MB/s of a loop of bare library calls on the same documents, and the ratio of the times. Both take turns;
 figures are medians of CPU time. `share` is the step's share of all steps. Steps below 1 % (length, the filters of
 select) are left out. MB are UTF-8 bytes of the texts that reach the step.
-
-With `--before` the same steps of an earlier commit take turns with them, in a process of their own. `before` is its time
-/ the time of the bare calls of today, and `output` compares the values that the phase of the step wrote in both.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
-import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,24 +26,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sentencepiece
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.demo_chain import load_demo_config
-from benchmarks.result_file import save
+from benchmarks.frame import (
+    Entrant,
+    finish,
+    make_parser,
+    print_table,
+    read_records,
+    take_turns,
+    time_cpu,
+)
 from benchmarks.stages.table.bare_calls import (
     predict,
-    read_records,
     remove_lines,
     score,
     write_parquet,
     write_tar,
     write_tokens,
-)
-from benchmarks.stages.table.earlier_commit import (
-    EarlierCommit,
-    digest_outputs,
-    list_differences,
 )
 from benchmarks.stages.table.recorded_task import Action, RecordedTask, record_task
 from pipeline.execution.engine import run
@@ -300,126 +294,54 @@ def _bytes(texts: pa.ChunkedArray | pa.Array) -> int:
 # ---- The comparison ----
 
 
-def measure(
-    rows: list[Row], rounds: int, before: EarlierCommit | None
-) -> list[dict[str, Any]]:
-    """Return speeds and ratios from the median CPU seconds of every row. The first round is not counted."""
-    seconds: list[dict[str, list[float]]] = [defaultdict(list) for _ in rows]
-    for i in range(rounds + 1):
-        for row, taken in zip(rows, seconds, strict=True):
-            times = {"ours": measure_cpu(row.as_called), "bare": measure_cpu(row.bare)}
-            if before is not None:
-                times["before"] = before.measure(before.steps.index(row.step))
-            for name, value in times.items():
-                if i:
-                    taken[name].append(value)
-    medians = [{name: statistics.median(v) for name, v in t.items()} for t in seconds]
-    whole = sum(
-        {row.step: one["ours"] for row, one in zip(rows, medians, strict=True)}.values()
-    )
-    return [describe_row(row, one, whole) for row, one in zip(rows, medians, strict=True)]
-
-
-def measure_cpu(action: Action) -> float:
-    """Return the CPU seconds of a call."""
-    started = time.process_time()
-    action()
-    return time.process_time() - started
-
-
-def describe_row(row: Row, medians: dict[str, float], whole: float) -> dict[str, Any]:
-    """Return the figures of a row; `whole` is the time of all steps."""
-    ours, bare = medians["ours"], medians["bare"]
-    figures = {
-        "step": row.step,
-        "bare_calls": row.bare_calls,
-        "megabytes": round(row.num_bytes / 1e6, 2),
-        "mb_per_s": round(row.num_bytes / 1e6 / ours, 1),
-        "bare_mb_per_s": round(row.num_bytes / 1e6 / bare, 1),
-        "ratio": round(ours / bare, 2),
-        "share": round(ours / whole, 3),
-    }
-    if "before" in medians:
-        figures["before_mb_per_s"] = round(row.num_bytes / 1e6 / medians["before"], 1)
-        figures["ratio_before"] = round(medians["before"] / bare, 2)
+def measure(rows: list[Row], rounds: int) -> list[dict[str, Any]]:
+    """Return speeds and ratios from the median CPU seconds of every row."""
+    entrants: dict[str, Entrant] = {}
+    for number, row in enumerate(rows):
+        entrants[f"{number} ours"] = time_cpu(row.as_called)
+        entrants[f"{number} bare"] = time_cpu(row.bare)
+    seconds = take_turns(entrants, rounds)
+    ours = [statistics.median(seconds[f"{i} ours"]) for i in range(len(rows))]
+    bare = [statistics.median(seconds[f"{i} bare"]) for i in range(len(rows))]
+    # A step with two rows counts once.
+    whole = sum({row.step: s for row, s in zip(rows, ours, strict=True)}.values())
+    figures: list[dict[str, Any]] = []
+    for row, ours_s, bare_s in zip(rows, ours, bare, strict=True):
+        figures.append(
+            {
+                "step": row.step,
+                "bare_calls": row.bare_calls,
+                "mb_per_s": round(row.num_bytes / 1e6 / ours_s, 1),
+                "bare_mb_per_s": round(row.num_bytes / 1e6 / bare_s, 1),
+                "ratio": round(ours_s / bare_s, 2),
+                "share": round(ours_s / whole, 3),
+            }
+        )
     return figures
 
 
-def compare(
-    megabytes: float, rounds: int, commit: str | None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run the demo once on one file of that size, then measure its steps.
-
-    Returns:
-        figures: per row.
-        differing: the columns and files of phases that have other values than at the commit.
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="corpusmill-") as folder,
-        nullcontext() if commit is None else EarlierCommit(commit, megabytes) as before,
-    ):
-        config = load_demo_config(
-            megabytes, Path(folder) / "run", "engine.kind=inline", num_files=1
+def compare(megabytes: float, rounds: int) -> list[dict[str, Any]]:
+    """Run the demo once on one file of that size, then measure its steps."""
+    with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder:
+        run_dir = Path(folder) / "run"
+        plan = make_plan(
+            load_demo_config(megabytes, run_dir, "engine.kind=inline", num_files=1)
         )
-        plan = make_plan(config)
         deque(run(plan), maxlen=0)
-        digests = {} if before is None else digest_outputs(plan)
-        figures = measure(list(create_rows(plan, Path(folder))), rounds, before)
-        if before is None:
-            return figures, []
-        differing = list_differences(before.digests, digests)
-        for row in figures:
-            phase = row["step"].partition(".")[0]
-            row["same_output"] = not any(name.startswith(phase) for name in differing)
-        return figures, differing
-
-
-def print_table(figures: list[dict[str, Any]]) -> None:
-    """Print one line per row, and the ratio of all steps together."""
-    table = Table(
-        "step", "MB/s", "bare calls", "MB/s bare", "time / bare", "share", box=None
-    )
-    has_before = "ratio_before" in figures[0]
-    if has_before:
-        for name in ("MB/s before", "before / bare", "output"):
-            table.add_column(name)
-    for row in figures:
-        cells = [row["step"], f"{row['mb_per_s']:,}", row["bare_calls"]]
-        cells += [f"{row['bare_mb_per_s']:,}", f"{row['ratio']:.2f}", f"{row['share']:.1%}"]
-        if has_before:
-            cells += [f"{row['before_mb_per_s']:,}", f"{row['ratio_before']:.2f}"]
-            cells.append("same" if row["same_output"] else "differs")
-        table.add_row(*cells)
-    by_step = {row["step"]: row for row in figures}  # a step with two rows counts once
-    whole = 1 / sum(row["share"] / row["ratio"] for row in by_step.values())
-    console = Console(width=140)
-    console.print(table)
-    console.print(
-        f"all of these steps together / the bare calls: {whole:.2f}", highlight=False
-    )
+        return measure(list(create_rows(plan, Path(folder))), rounds)
 
 
 def main() -> None:
     """Compare, print the table, and save the figures with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=7)
     parser.add_argument("--megabytes", type=float, default=12, help="WET text")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--before", metavar="COMMIT", help="an earlier commit to compare with"
-    )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
-    figures, differing = compare(args.megabytes, args.rounds, args.before)
-    print_table(figures)
-    for name in differing:
-        print(f"other values than before: {name}")
-    if args.save:
-        result = {"rounds": args.rounds, "steps": figures}
-        if args.before:
-            result |= {"before": args.before, "other_values": differing}
-        print(save("stages_table", result))
+    figures = compare(args.megabytes, args.rounds)
+    print_table(tuple(figures[0]), [tuple(row.values()) for row in figures])
+    by_step = {row["step"]: row for row in figures}
+    whole = 1 / sum(row["share"] / row["ratio"] for row in by_step.values())
+    print(f"all of these steps together / the bare calls: {whole:.2f}")
+    finish(args, "stages_table", {"rounds": args.rounds, "steps": figures})
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What `stages_table` measures: tasks of a run, bare library calls, and an earlier commit."""
+"""What `stages_table` measures: tasks of a run, and bare library calls."""

@@ -11,19 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from pipeline.runs.split_output import ROWS_PER_GROUP, choose_parquet_settings
 from shardwriter.format import TOKENS_MEMBER
-
-
-def read_records(path: Path) -> list[str]:
-    """Return the decoded payload of every conversion record."""
-    with path.open("rb") as file:
-        records = ArchiveIterator(
-            file, record_types=WarcRecordType.conversion, strict_mode=False
-        )
-        return [record.reader.read().decode("utf-8", "replace") for record in records]
 
 
 def remove_lines(texts: list[str], duplicates: list[list[int]]) -> pa.Array:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.frame import read_documents
 from benchmarks.stages import minhash
 
 
@@ -18,7 +19,7 @@ def test_rensa_that_cannot_be_installed_is_left_out_with_the_reason(
     monkeypatch.setattr(minhash, "REQUIREMENTS", requirements)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_OFFLINE", "1")
-    figures = minhash.compare(minhash.read_texts(None, 0.02), rounds=1)
+    figures = minhash.compare(read_documents(None, 0.02), rounds=1)
     assert figures["different_signatures"] == 0
     assert minhash.OURS in figures["entrants"]
     assert not any("rensa" in name for name in figures["entrants"])
