@@ -308,7 +308,7 @@ class PhaseFolder:
             output = PendingOutput(folder)
             yield output
             files = sorted(folder.iterdir())
-            outputs = {file.name: _describe(file) for file in files}
+            outputs = {file.name: self._describe(file) for file in files}
             for file in files:
                 self.root.move_in(file, file.name)
             record = {"task_id": task_id, "outputs": outputs, **output.record}
@@ -320,10 +320,22 @@ class PhaseFolder:
         After a crash in between, the output differs from the record: call this again.
         """
         record = self.record(task_id)
-        record["outputs"][name] = _describe(file)
+        record["outputs"][name] = self._describe(file)
         self.root.move_in(file, name)
         self.root.put(self.record_file(task_id), dump_record(record, self.root.name))
         read_digests.cache_clear()
+
+    def _describe(self, file: Path) -> dict[str, Any]:
+        """Return the size and digests of a finished file.
+
+        On a disk, its content must be there before it gets its name. An object store needs no
+        fsync of the local copy, which is deleted after the upload.
+        """
+        with file.open("rb") as opened:
+            digests = OutputDigests.compute(opened)
+            if not self.root.is_remote:
+                os.fsync(opened.fileno())
+        return digests.to_json()
 
 
 @functools.lru_cache(maxsize=100)
@@ -335,14 +347,6 @@ def _warn_once(message: str) -> None:
 def get_task_id(file: str) -> str:
     """Return the id of the task that writes a file of a phase folder, or its done-record."""
     return PurePosixPath(file).name.split(".", maxsplit=1)[0]
-
-
-def _describe(file: Path) -> dict[str, Any]:
-    """Return the size and digests of a finished file. Its content is on disk afterwards."""
-    with file.open("rb") as opened:
-        digests = OutputDigests.compute(opened)
-        os.fsync(opened.fileno())
-    return digests.to_json()
 
 
 # Without it, each task of a phase would read the records of all input splits again. An entry has
