@@ -17,27 +17,21 @@ class Documents:
     tokens:         (N,) any integer dtype, or a memory map; the documents end to end
     doc_num_tokens: (D,) integers of at least 1, with the sum N
     doc_ids:        (D,) uint64, all different
-    languages:      D labels, or None to count no languages
-    buckets:        D labels, or None
     metadata:       D JSON objects, as mappings or as encoded UTF-8, or None; encoded objects are
                     written unchanged
 
     Raises:
         ValueError: the columns contradict each other.
-        TypeError: a label is not a string.
     """
 
     tokens: NDArray[np.integer[Any]]
     doc_num_tokens: NDArray[np.integer[Any]]
     doc_ids: NDArray[np.uint64]
-    languages: Sequence[str] | None = None
-    buckets: Sequence[str] | None = None
     metadata: Sequence[Mapping[str, Any] | bytes] | None = None
 
     def __post_init__(self) -> None:
         self._check_dtypes()
         self._check_num_entries()
-        self._check_labels()
         self._check_num_tokens()
         self._check_doc_ids()
 
@@ -57,22 +51,12 @@ class Documents:
 
     def _check_num_entries(self) -> None:
         num_docs = len(self.doc_num_tokens)
-        for name in ("doc_ids", "languages", "buckets", "metadata"):
+        for name in ("doc_ids", "metadata"):
             column = getattr(self, name)
             if column is not None and len(column) != num_docs:
                 raise ValueError(
                     f"documents: {name} has {len(column)} entries for {num_docs} documents"
                 )
-
-    def _check_labels(self) -> None:
-        for name, labels in (("languages", self.languages), ("buckets", self.buckets)):
-            for doc, label in enumerate(labels or ()):
-                # Columns that come from Arrow may hold None.
-                if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise TypeError(
-                        f"documents: {name}[{doc}] is {label!r}, must be a string; "
-                        f"give documents without a label a label of their own"
-                    )
 
     def _check_num_tokens(self) -> None:
         if len(self.doc_num_tokens) and self.doc_num_tokens.min() < 1:

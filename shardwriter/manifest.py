@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from shardwriter.format import Manifest, ShardEntry, TokenizerEntry, Totals
+from shardwriter.format import Count, Manifest, ShardEntry, TokenizerEntry, Totals
 
 _MAX_SHOWN_SHARDS = 10
 
@@ -24,6 +24,8 @@ def build_manifest(
     *,
     tokenizer: TokenizerEntry,
     fingerprint: str,
+    languages: Mapping[str, Count] | None = None,
+    buckets: Mapping[str, Count] | None = None,
     run: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Build the manifest of a dataset.
@@ -33,6 +35,8 @@ def build_manifest(
             numbered 0, 1, 2, ... without a gap.
         tokenizer: as given to every `write_shard`.
         fingerprint: of the run.
+        languages: documents and tokens of each language, of all shards; None: not counted.
+        buckets: the same of each perplexity bucket.
         run: JSON object in which the run describes itself.
 
     Raises:
@@ -50,9 +54,8 @@ def build_manifest(
             f"shards of the manifest: {missing[:_MAX_SHOWN_SHARDS]} missing, "
             f"{repeated[:_MAX_SHOWN_SHARDS]} given twice; give each of 0, 1, 2, ... once"
         )
-    manifest = Manifest(
-        tokenizer, shards, Totals.from_shards(shards), fingerprint, run or {}
-    )
+    totals = Totals.from_shards(shards, languages or {}, buckets or {})
+    manifest = Manifest(tokenizer, shards, totals, fingerprint, run or {})
     if faults := manifest.find_faults():
         raise faults[0]
     return manifest

@@ -13,20 +13,19 @@ Example with three documents, of which the first two share a sample:
         tokens=np.array([11, 12, 0, 21, 0, 31, 32, 33, 0], np.uint16),  # 0 is end_of_document
         doc_num_tokens=np.array([3, 2, 4]),
         doc_ids=np.array([7, 5, 9], np.uint64),
-        languages=["en", "en", "fr"],
     )
     with open("shard-000000.tar", "wb") as tar, open("shard-000000.idx", "wb") as index:
         entry = write_shard(
             tar, index, shard=0, tokenizer=tokenizer, documents=documents, sample_tokens=5
         )
-    entry.num_samples, entry.languages["fr"]    # 2, Count(num_docs=1, num_tokens=4)
+    entry.num_samples, entry.num_tokens    # 2, 9
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, BinaryIO
 
@@ -41,7 +40,6 @@ from shardwriter.format import (
     NPY_HEADER_BYTES,
     TAR_BLOCK_BYTES,
     TOKENS_MEMBER,
-    Count,
     ShardEntry,
     ShardIndex,
     TokenizerEntry,
@@ -100,11 +98,11 @@ def write_shard(
     tar_file, index_file = HashedFile(tar), HashedFile(index)
     shard_index = _write_tar(tar_file, shard, tokenizer, documents, doc_starts, first_docs)
     index_file.write(shard_index.to_bytes())
-    return _make_entry(shard_index, tar_file, index_file, documents)
+    return _make_entry(shard_index, tar_file, index_file)
 
 
 def _make_entry(
-    index: ShardIndex, tar_file: HashedFile, index_file: HashedFile, documents: Documents
+    index: ShardIndex, tar_file: HashedFile, index_file: HashedFile
 ) -> ShardEntry:
     return ShardEntry(
         shard=index.shard,
@@ -115,8 +113,6 @@ def _make_entry(
         num_samples=index.num_samples,
         num_docs=index.num_docs,
         num_tokens=index.num_tokens,
-        languages=_count_labels(documents.languages, documents.doc_num_tokens),
-        buckets=_count_labels(documents.buckets, documents.doc_num_tokens),
     )
 
 
@@ -271,18 +267,3 @@ def _encode_json(value: Mapping[str, Any]) -> bytes:
     # NaN and infinity are refused: JSON has no such numbers, and most readers fail on them.
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8")
-
-
-def _count_labels(
-    labels: Sequence[str] | None, doc_num_tokens: NDArray[np.integer[Any]]
-) -> dict[str, Count]:
-    """Count documents and tokens of each label; return them in the order of the labels."""
-    if labels is None:
-        return {}
-    num_docs: dict[str, int] = {}
-    num_tokens: dict[str, int] = {}
-    for label, tokens in zip(labels, doc_num_tokens.tolist(), strict=True):
-        num_docs[label] = num_docs.get(label, 0) + 1
-        num_tokens[label] = num_tokens.get(label, 0) + tokens
-    # Sorted, because the order is part of the bytes of the manifest.
-    return {label: Count(num_docs[label], num_tokens[label]) for label in sorted(num_docs)}

@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -272,7 +271,7 @@ def _read(config: RunConfig) -> Iterator[pa.Table]:
 
 
 def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
-    """Tokenize the documents, sort them as the pipeline does, and write shards with language and bucket if present."""
+    """Tokenize the documents, sort them as the pipeline does, and write shards."""
     stage = StageSpec(Tokenize, config.tokenize).opened()
     kept = pa.concat_tables(
         [stage.apply(table.filter(_has_text(table))).kept for table in tables]
@@ -284,7 +283,6 @@ def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
     entry = describe_tokenizer(config)
     lengths = kept.column("num_tokens").to_numpy()
     about = [name for name in ("language", "bucket") if name in kept.column_names]
-    labels: dict[str, Any] = {f"{name}s": kept.column(name).to_pylist() for name in about}
     folder.mkdir()
     num_shards = -(-int(lengths.sum()) // SHARD_TOKENS)
     entries = []
@@ -299,7 +297,6 @@ def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
             doc_num_tokens=lengths[rows],
             doc_ids=part.column("doc_id").to_numpy(),
             metadata=part.select(["doc_id", *about]).to_pylist(),
-            **{name: values[rows[0] : rows[-1] + 1] for name, values in labels.items()},
         )
         with (
             (folder / shard_file(shard)).open("wb") as tar,

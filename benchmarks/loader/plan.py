@@ -78,15 +78,11 @@ print(json.dumps({"first_batch_s": time.perf_counter() - started}))
 
 
 def write_manifest(folder: Path, num_shards: int) -> None:
-    """Write the manifest of shards that do not exist, with counts of languages and buckets."""
-    labels = {
-        name: {"num_docs": 25_000, "num_tokens": TOKENS_PER_SHARD // 4}
-        for name in ("de", "en", "fr", "ru")
-    }
+    """Write the manifest of shards that do not exist."""
     entry = {
         "shard": 0, "file": shard_file(0), "shard_bytes": 204_000_000, "sha256": "ab" * 32, "index_file": index_file(0),
         "index_bytes": 400_000, "index_sha256": "cd" * 32, "num_samples": 1526, "num_docs": 100_000,
-        "num_tokens": TOKENS_PER_SHARD, "languages": labels, "buckets": labels,
+        "num_tokens": TOKENS_PER_SHARD,
     }  # fmt: skip
     first = ShardEntry.from_json(entry)
     manifest = build_manifest(

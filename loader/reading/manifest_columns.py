@@ -209,7 +209,7 @@ def _parse_manifest(data: bytes, where: str, address: str) -> ManifestColumns:
         Manifest.loads(data, where)
         found = f"a manifest with another layout ({error!r})"
         remedy = "restore manifest.json"
-        raise FormatError(where, found, "the keys of version 1", remedy) from error
+        raise FormatError(where, found, "the keys of this version", remedy) from error
 
 
 def _check_digest(data: bytes, where: str) -> str:

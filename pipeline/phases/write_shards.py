@@ -31,6 +31,7 @@ from pipeline.runs.verified_file import Damage
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (
     MANIFEST_FILE,
+    Count,
     Manifest,
     ShardEntry,
     TokenizerEntry,
@@ -56,7 +57,7 @@ class WriteShards(PartitionPhase):
     """Write each part of the key space as one shard, in key order."""
 
     name = "write_shards"
-    version = 1
+    version = 2
     parents = (TokenizeDocuments,)
     task_kind = "shards"
 
@@ -132,7 +133,8 @@ class WriteShards(PartitionPhase):
     def run(self, task_id: str) -> None:
         """Collect the shard's range of keys from every split, and write it in key order."""
         number = _parse_number(task_id)
-        documents = self._collect(number)
+        rows, tokens = self._collect(number)
+        documents = self._make_documents(rows, tokens)
         with self.folder.commit(task_id) as output:
             with (
                 output.path(shard_file(number)).open("wb") as tar,
@@ -149,10 +151,11 @@ class WriteShards(PartitionPhase):
             counters = Counters()
             counters.add("tokens", len(documents.tokens))
             counters.add("documents", len(documents.doc_ids))
+            _count_labels(counters, rows)
             output.record = {"counters": counters.to_json(), "entry": entry.to_json()}
 
-    def _collect(self, number: int) -> Documents:
-        """Read the documents of a shard from all splits, in key order."""
+    def _collect(self, number: int) -> SplitRows:
+        """Return the rows and the tokens of a shard's documents from all splits, in key order."""
         dtype = self._tokenizer.token_dtype
         parts = self._read_ahead.pop(number, None) or self._read_shards(number)
         rows = pa.concat_tables([part_rows for part_rows, _ in parts])
@@ -162,16 +165,15 @@ class WriteShards(PartitionPhase):
         starts = np.cumsum(lengths) - lengths
         in_order = [tokens[starts[i] : starts[i] + lengths[i]] for i in order]
         sorted_rows = rows.take(pa.array(order)).drop_columns(["order_key", "token_start"])
+        return sorted_rows, np.concatenate([np.empty(0, dtype), *in_order])
+
+    def _make_documents(self, rows: pa.Table, tokens: NDArray[Any]) -> Documents:
         has_json = self.config.write_shards.documents_json
         return Documents(
-            tokens=np.concatenate([np.empty(0, dtype), *in_order]),
-            doc_num_tokens=lengths[order],
-            doc_ids=sorted_rows.column("doc_id").to_numpy(),
-            languages=sorted_rows.column("language").fill_null("unknown").to_pylist(),
-            buckets=sorted_rows.column("bucket").fill_null("all").to_pylist(),
-            metadata=sorted_rows.drop_columns("num_tokens").to_pylist()
-            if has_json
-            else None,
+            tokens=tokens,
+            doc_num_tokens=rows.column("num_tokens").to_numpy(),
+            doc_ids=rows.column("doc_id").to_numpy(),
+            metadata=rows.drop_columns("num_tokens").to_pylist() if has_json else None,
         )
 
     def _read_shards(self, number: int) -> list[SplitRows]:
@@ -217,10 +219,11 @@ class WriteShards(PartitionPhase):
 
     def finish(self) -> None:
         """Write manifest.json from the entries of all shards."""
-        entries = [
-            ShardEntry.from_json(record["entry"])
-            for record in self.folder.records(self.task_ids())
-        ]
+        entries: list[ShardEntry] = []
+        counters = Counters()
+        for record in self.folder.records(self.task_ids()):
+            entries.append(ShardEntry.from_json(record["entry"]))
+            counters += Counters.from_json(record["counters"])
         fingerprint = self.plan.phase(self.name).fingerprint
         assert fingerprint is not None
         order = {
@@ -235,6 +238,8 @@ class WriteShards(PartitionPhase):
             entries,
             tokenizer=self._tokenizer,
             fingerprint=fingerprint,
+            languages=_take_labels(counters, "language"),
+            buckets=_take_labels(counters, "bucket"),
             run=description,
         )
         with self.folder.commit(self.manifest.name) as output:
@@ -264,6 +269,33 @@ class WriteShards(PartitionPhase):
             return self.folder.root.get_size(file)
         except FileNotFoundError:
             return None
+
+
+# Label of documents that have none.
+_NO_LABEL = {"language": "unknown", "bucket": "all"}
+
+
+def _count_labels(counters: Counters, rows: pa.Table) -> None:
+    """Count documents and tokens of each language and bucket."""
+    for name, no_label in _NO_LABEL.items():
+        labels = rows.column(name).fill_null(no_label)
+        counted = pa.table({"label": labels, "num_tokens": rows.column("num_tokens")})
+        sums = counted.group_by("label", use_threads=False).aggregate(
+            [("num_tokens", "count"), ("num_tokens", "sum")]
+        )
+        for row in sums.to_pylist():
+            counters.add(f"{name}_documents.{row['label']}", row["num_tokens_count"])
+            counters.add(f"{name}_tokens.{row['label']}", row["num_tokens_sum"])
+
+
+def _take_labels(counters: Counters, name: str) -> dict[str, Count]:
+    """Return what `_count_labels` counted: label -> documents and tokens."""
+    counts: dict[str, Count] = {}
+    for key, num_docs in counters.counts.items():
+        family, _, label = key.partition(".")
+        if family == f"{name}_documents":
+            counts[label] = Count(num_docs, counters.counts[f"{name}_tokens.{label}"])
+    return counts
 
 
 def _parse_number(task_id: str) -> int:

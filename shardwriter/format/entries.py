@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -98,18 +98,12 @@ _SHARD_ENTRY_TYPES: Mapping[str, type] = {
     "num_samples": int,
     "num_docs": int,
     "num_tokens": int,
-    "languages": dict,
-    "buckets": dict,
 }
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """The manifest's entry of one shard.
-
-    `languages` and `buckets` map a label to its counts. Each of them is empty or covers all
-    documents.
-    """
+    """The manifest's entry of one shard."""
 
     shard: int
     shard_bytes: int
@@ -119,8 +113,6 @@ class ShardEntry:
     num_samples: int
     num_docs: int
     num_tokens: int
-    languages: Mapping[str, Count] = field(default_factory=dict[str, Count])
-    buckets: Mapping[str, Count] = field(default_factory=dict[str, Count])
 
     @property
     def file(self) -> str:
@@ -143,8 +135,6 @@ class ShardEntry:
         # File names follow from the number of the shard. They are stored for
         # readers that do not know the rule.
         names = {"file": fields.pop("file"), "index_file": fields.pop("index_file")}
-        for labels in ("languages", "buckets"):
-            fields[labels] = _read_counts(fields[labels], f"{where}.{labels}")
         entry = cls(**fields)
         for key, found in names.items():
             wanted = getattr(entry, key)
@@ -172,7 +162,12 @@ _TOTALS_TYPES: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the shards of a dataset."""
+    """Sums over the shards of a dataset.
+
+    `languages` and `buckets` map a label to its counts. Each of them is empty or covers all
+    documents. Shards have no such counts: the order of documents is global, so each shard of a
+    large dataset has all labels.
+    """
 
     num_shards: int
     shard_bytes: int
@@ -184,8 +179,13 @@ class Totals:
     buckets: Mapping[str, Count]
 
     @classmethod
-    def from_shards(cls, shards: Sequence[ShardEntry]) -> Self:
-        """Sum up the entries of all shards."""
+    def from_shards(
+        cls,
+        shards: Sequence[ShardEntry],
+        languages: Mapping[str, Count],
+        buckets: Mapping[str, Count],
+    ) -> Self:
+        """Sum up the entries of all shards; labels are sorted."""
         return cls(
             num_shards=len(shards),
             shard_bytes=sum(entry.shard_bytes for entry in shards),
@@ -193,8 +193,9 @@ class Totals:
             num_samples=sum(entry.num_samples for entry in shards),
             num_docs=sum(entry.num_docs for entry in shards),
             num_tokens=sum(entry.num_tokens for entry in shards),
-            languages=_sum_counts(entry.languages for entry in shards),
-            buckets=_sum_counts(entry.buckets for entry in shards),
+            # Sorted, because equal datasets must give equal manifests.
+            languages=dict(sorted(languages.items())),
+            buckets=dict(sorted(buckets.items())),
         )
 
     @classmethod
@@ -211,17 +212,3 @@ def _read_counts(value: dict[str, Any], where: str) -> dict[str, Count]:
         label: Count.from_json(count, f"{where}[{label!r}]")
         for label, count in value.items()
     }
-
-
-def _sum_counts(counts_of_shards: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
-    """Sum the counts of each label; return them in the order of the labels."""
-    sums: dict[str, Count] = {}
-    for counts in counts_of_shards:
-        for label, count in counts.items():
-            sum_before = sums.get(label, Count(0, 0))
-            sums[label] = Count(
-                sum_before.num_docs + count.num_docs,
-                sum_before.num_tokens + count.num_tokens,
-            )
-    # Sorted, because equal datasets must give equal manifests.
-    return dict(sorted(sums.items()))

@@ -111,16 +111,18 @@ class Manifest:
         for k, entry in enumerate(self.shards):
             # Readers find shard k at index k, without a look-up table.
             yield f"shards[{k}].shard", entry.shard, k
-            for labels, counts in (
-                ("languages", entry.languages),
-                ("buckets", entry.buckets),
-            ):
-                if counts:
-                    place = f"shards[{k}].{labels}, documents and tokens added up"
-                    yield place, _add_up(counts), [entry.num_docs, entry.num_tokens]
-        found, wanted = asdict(self.totals), asdict(Totals.from_shards(self.shards))
+        totals = self.totals
+        sums = Totals.from_shards(self.shards, totals.languages, totals.buckets)
+        found, wanted = asdict(totals), asdict(sums)
         for key in wanted:
             yield f"totals.{key}", found[key], wanted[key]
+        for labels, counts in (
+            ("languages", totals.languages),
+            ("buckets", totals.buckets),
+        ):
+            if counts:
+                place = f"totals.{labels}, documents and tokens added up"
+                yield place, _add_up(counts), [sums.num_docs, sums.num_tokens]
 
     def dumps(self) -> bytes:
         """Return the bytes of the file: ASCII, sorted keys, indented by one space."""

@@ -13,7 +13,7 @@ FORMAT_NAME = "corpusmill-shards"
 
 # Raise this when a reader of the previous version could misread a dataset. Readers refuse
 # every other version.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 MANIFEST_FILE = "manifest.json"
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardwriter import Documents, build_manifest, write_shard
-from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry
+from shardwriter.format import MANIFEST_FILE, Count, ShardEntry, TokenizerEntry
 
 END = 0
 
@@ -62,13 +62,10 @@ def write_dataset(
         tokens = rng.integers(1, vocab_size, int(lengths.sum()))
         tokens[np.cumsum(lengths) - 1] = END
         doc_ids = np.arange(len(lengths), dtype=np.uint64) + np.uint64(shard << 32)
-        labels = ["en" if doc % 2 else "fr" for doc in range(len(lengths))]
         about: list[dict[str, Any]] = [
             {"doc_id": doc, "url": f"https://example.org/{doc}"} for doc in doc_ids.tolist()
         ]
-        documents = Documents(
-            tokens, lengths, doc_ids, labels, None, about if metadata else None
-        )
+        documents = Documents(tokens, lengths, doc_ids, about if metadata else None)
         paths = folder / f"shard-{shard:06d}.tar", folder / f"shard-{shard:06d}.idx"
         with paths[0].open("wb") as tar, paths[1].open("wb") as index:
             settings = {
@@ -81,7 +78,12 @@ def write_dataset(
         written.doc_starts.append(
             np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         )
-    manifest = build_manifest(entries, tokenizer=tokenizer, fingerprint="f00d")
+    num_docs = sum(entry.num_docs for entry in entries)
+    num_tokens = sum(entry.num_tokens for entry in entries)
+    languages = {"en": Count(num_docs, num_tokens)}
+    manifest = build_manifest(
+        entries, tokenizer=tokenizer, fingerprint="f00d", languages=languages
+    )
     (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
     return written
 

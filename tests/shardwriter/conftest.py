@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardwriter import Documents, build_manifest, write_shard
-from shardwriter.format import MANIFEST_FILE, ShardEntry, TokenizerEntry
+from shardwriter.format import MANIFEST_FILE, Count, ShardEntry, TokenizerEntry
 
 END = 0
 
@@ -33,7 +33,6 @@ def worked_example() -> Documents:
         tokens=np.array([11, 12, 0, 21, 0, 31, 32, 33, 0], np.uint16),
         doc_num_tokens=np.array([3, 2, 4]),
         doc_ids=np.array([7, 5, 9], np.uint64),
-        languages=["en", "en", "fr"],
     )
 
 
@@ -53,7 +52,7 @@ def write() -> Callable[..., Written]:
 
 @pytest.fixture(scope="session")
 def random_documents() -> Callable[..., Documents]:
-    """Return a function that makes documents of given lengths, with labels and metadata."""
+    """Return a function that makes documents of given lengths, with metadata."""
 
     def random_documents(doc_num_tokens: Sequence[int], first_doc_id: int = 0) -> Documents:
         lengths = np.array(doc_num_tokens, np.int64)
@@ -68,8 +67,6 @@ def random_documents() -> Callable[..., Documents]:
             tokens=tokens,
             doc_num_tokens=lengths,
             doc_ids=doc_ids,
-            languages=[("en", "fr", "ja")[i % 3] for i in doc_ids.tolist()],
-            buckets=[("head", "tail")[i % 2] for i in doc_ids.tolist()],
             metadata=[
                 {"doc_id": i, "url": f"https://example.org/{i}/é"} for i in doc_ids.tolist()
             ],
@@ -94,7 +91,11 @@ def dataset(
         (tmp_path / entry.index_file).write_bytes(index)
         entries.append(entry)
     manifest = build_manifest(
-        entries, tokenizer=tokenizer, fingerprint="f00d", run={"sources": ["a.warc.wet.gz"]}
+        entries,
+        tokenizer=tokenizer,
+        fingerprint="f00d",
+        languages={"fr": Count(4, 60), "en": Count(6, 51)},
+        run={"sources": ["a.warc.wet.gz"]},
     )
     (tmp_path / MANIFEST_FILE).write_bytes(manifest.dumps())
     return tmp_path

@@ -10,6 +10,7 @@ import pytest
 from shardwriter import build_manifest
 from shardwriter.format import (
     MANIFEST_FILE,
+    Count,
     Manifest,
     TokenizerEntry,
 )
@@ -25,14 +26,14 @@ def test_build_manifest_sorts_shards_and_adds_up(
 ) -> None:
     """Entries may be given in any order; totals are their sums."""
     shards = load_manifest(dataset).shards
-    manifest = build_manifest(reversed(shards), tokenizer=tokenizer, fingerprint="f")
+    languages = {"fr": Count(4, 60), "en": Count(6, 51)}
+    manifest = build_manifest(
+        reversed(shards), tokenizer=tokenizer, fingerprint="f", languages=languages
+    )
     assert manifest.shards == shards
     assert manifest.totals.num_tokens == sum(entry.num_tokens for entry in shards) == 111
-    assert (
-        sum(count.num_docs for count in manifest.totals.languages.values())
-        == manifest.totals.num_docs
-        == 10
-    )
+    assert manifest.totals.num_docs == 10
+    assert list(manifest.totals.languages.items()) == sorted(languages.items())
 
 
 def test_a_run_without_documents_has_a_manifest(tokenizer: TokenizerEntry) -> None:
@@ -55,8 +56,11 @@ def test_missing_and_repeated_shards_are_refused(
             [second, second, replace(second, shard=3)], tokenizer=tokenizer, fingerprint="f"
         )
     with pytest.raises(
-        ValueError, match=r"shards\[0\]\.languages.*: found \[5, 55\], wanted \[6, 55\]"
+        ValueError, match=r"totals\.languages.*: found \[9, 111\], wanted \[10, 111\]"
     ):
         build_manifest(
-            [replace(first, num_docs=6), second], tokenizer=tokenizer, fingerprint="f"
+            [first, second],
+            tokenizer=tokenizer,
+            fingerprint="f",
+            languages={"en": Count(9, 111)},
         )

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwriter import Documents, write_shard
-from shardwriter.format import Count, ShardEntry, ShardIndex, TokenizerEntry
+from shardwriter.format import ShardEntry, ShardIndex, TokenizerEntry
 
 Write = Callable[..., tuple[bytes, bytes, ShardEntry]]
 
@@ -47,9 +47,6 @@ def shards(draw: st.DrawFn) -> tuple[Documents, TokenizerEntry, int]:
         tokens=np.array([token for text in texts for token in [*text, end]], np.int64),
         doc_num_tokens=np.array([len(text) + 1 for text in texts], np.int32),
         doc_ids=np.array(doc_ids, np.uint64),
-        languages=[draw(st.sampled_from(["en", "zh"])) for _ in texts]
-        if draw(st.booleans())
-        else None,
         metadata=metadata if draw(st.booleans()) else None,
     )
     return (
@@ -231,17 +228,8 @@ def test_the_bytes_of_a_shard_are_pinned(
     )
     assert (
         entry.index_sha256
-        == "9152db7a56c5ee5604437b2683eb574bde7f0820915872e2a6fd0d5cffc4861e"
+        == "8ebcf020c01876131ebf5e38c0c4109f043509537c40edf8306189c404441a3f"
     )
-
-
-def test_the_entry_counts_documents_and_tokens_by_label(
-    write: Write, tokenizer: TokenizerEntry, worked_example: Documents
-) -> None:
-    """Labels that were not given are not counted."""
-    entry = write(worked_example, tokenizer)[2]
-    assert entry.languages == {"en": Count(2, 5), "fr": Count(1, 4)}
-    assert entry.buckets == {}
 
 
 def test_sample_tokens_of_1_gives_one_sample_per_document(
@@ -256,18 +244,13 @@ def test_a_shard_without_documents_is_valid(
 ) -> None:
     """It is a tar without members, with an index of zero samples."""
     nothing = Documents(
-        np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64), languages=[]
+        np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0, np.uint64)
     )
     tar, raw_index, entry = write(nothing, tokenizer)
     index = ShardIndex.from_bytes(raw_index, "index")
     assert read_with_tarfile(tar) == []
     assert (index.num_samples, index.num_docs, index.num_tokens) == (0, 0, 0)
-    assert (entry.num_samples, entry.num_docs, entry.num_tokens, entry.languages) == (
-        0,
-        0,
-        0,
-        {},
-    )
+    assert (entry.num_samples, entry.num_docs, entry.num_tokens) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +312,7 @@ def test_unusable_tokens_and_metadata_are_refused(
             "doc_ids is a 1-D array of int64, must be a 1-D array of uint64",
         ),
         ({"doc_ids": np.array([7, 7, 9], np.uint64)}, "doc_id 7 occurs more than once"),
-        ({"languages": ["en"]}, "languages has 1 entries for 3 documents"),
-        ({"buckets": ["head", None, "tail"]}, r"buckets\[1\] is None, must be a string"),
+        ({"metadata": [{}]}, "metadata has 1 entries for 3 documents"),
     ],
 )
 def test_contradicting_columns_are_refused(

@@ -177,7 +177,10 @@ def test_another_token_width_is_refused(make: Make) -> None:
     manifest = Manifest.loads((small.folder / "manifest.json").read_bytes())
     entry = Manifest.loads((large.folder / "manifest.json").read_bytes()).shards[0]
     forged = Manifest(
-        manifest.tokenizer, (entry,), type(manifest.totals).from_shards([entry]), "f"
+        manifest.tokenizer,
+        (entry,),
+        type(manifest.totals).from_shards([entry], {}, {}),
+        "f",
     )
     (large.folder / "manifest.json").write_bytes(forged.dumps())
     with pytest.raises(
@@ -191,8 +194,8 @@ def test_another_format_version_is_refused(make: Make) -> None:
     """The error shows the version that was found."""
     made = make([[60]])
     path = made.folder / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 7'))
-    with pytest.raises(FormatError, match=r"version: found 7, wanted 1"):
+    path.write_text(path.read_text().replace('"version": 2', '"version": 7'))
+    with pytest.raises(FormatError, match=r"version: found 7, wanted 2"):
         open_reader(made.folder)
 
 

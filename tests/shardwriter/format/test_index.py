@@ -109,9 +109,9 @@ def replace_header(index: bytes, **changes: int) -> bytes:
             "byte 0: found .*wanted the magic .*give the .idx file of a shard",
         ),
         (
-            lambda b: replace_header(b, version=2),
+            lambda b: replace_header(b, version=1),
             FormatError,
-            "byte 8: found 2, wanted 1; read it with the release",
+            "byte 8: found 1, wanted 2; read it with the release",
         ),
         (
             lambda b: replace_header(b, token_bytes=8),

@@ -61,7 +61,7 @@ def write_matching_manifest(dataset: Path, index: ShardIndex | None = None) -> N
     )
     shards = (entry, *manifest.shards[1:])
     (dataset / MANIFEST_FILE).write_bytes(
-        replace(manifest, shards=shards, totals=Totals.from_shards(shards)).dumps()
+        replace(manifest, shards=shards, totals=Totals.from_shards(shards, {}, {})).dumps()
     )
 
 
