@@ -121,7 +121,7 @@ def print_comparison(rows: Mapping[str, Mapping[str, Any]], reference: str) -> N
 
 
 def run_apart(module: str, *arguments: object) -> Any:
-    """Return the JSON in the last line that a module prints as a program of its own."""
+    """Return the JSON in the last line that a module prints as a separate program."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
