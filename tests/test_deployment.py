@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from ray._private.runtime_env.packaging import create_package
 
 from pipeline.cli import app
 from pipeline.config import load
@@ -252,15 +254,30 @@ def _bytes(quantity: str) -> float:
     return float(quantity[:-2]) * BYTES_PER_SUFFIX[quantity[-2:]]
 
 
-def test_outputs_of_jobs_are_ignored_by_ray() -> None:
-    """.rayignore names existing folders, and no package."""
-    names = [
-        line
-        for line in Path(REPOSITORY / ".rayignore").read_text().splitlines()
-        if not line.startswith("#")
+def test_outputs_of_jobs_are_ignored_by_ray(tmp_path: Path) -> None:
+    """`ray job submit --working-dir .` uploads the packages, and neither datasets nor exports."""
+    clone = tmp_path / "clone"
+    files = ["ccnet.yaml", "pipeline/export.py", "loader/export/parquet.py"]
+    outputs = [
+        "runs/ccnet/log.jsonl",
+        "exports/ccnet/a.parquet",
+        "out/a.tar",
+        ".venv/bin/ray",
     ]
-    packages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"][
-        "setuptools"
-    ]["packages"]
-    assert all((REPOSITORY / name).exists() for name in names)
-    assert not set(names) & {package.split(".")[0] for package in packages}
+    for file in (*files, *outputs):
+        path = clone / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for name in (".gitignore", ".rayignore"):
+        shutil.copy(REPOSITORY / name, clone)
+    package = tmp_path / "package.zip"
+    create_package(str(clone), package, include_gitignore=True)
+    with zipfile.ZipFile(package) as opened:
+        assert {*opened.namelist()} == {*files, ".gitignore", ".rayignore"}
+
+
+def test_folders_that_ray_ignores_exist() -> None:
+    """In every clone; .gitignore has the others."""
+    lines = (REPOSITORY / ".rayignore").read_text().splitlines()
+    names = [line for line in lines if not line.startswith("#")]
+    assert [name for name in names if not (REPOSITORY / name).exists()] == []

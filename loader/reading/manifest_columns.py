@@ -29,7 +29,7 @@ from loader.storage import ReadFailed, ReadSettings, open_dataset, read_whole
 from shardwriter.format import MANIFEST_FILE, FormatError, Manifest, TokenizerEntry
 from storage.errors import AccessRefused, NotFound
 from storage.names import is_file_name
-from terminal_output import format_count
+from terminal_output import format_command, format_count
 
 _COLUMNS = ("shard_bytes", "num_samples", "num_docs", "num_tokens")
 _SHARD_ENTRY_KEYS = {"index_file", "shard", "index_sha256", *_COLUMNS}
@@ -116,12 +116,6 @@ class ManifestColumns:
         return rows
 
 
-_MAKE_ONE = (
-    "correct the path, or make the dataset with `python -m pipeline run` (those of "
-    "configs/train-tiny.yaml with `make demo held-out`)"
-)
-
-
 def read_manifest_columns(
     source: str | Path | Manifest, settings: ReadSettings
 ) -> ManifestColumns:
@@ -145,8 +139,12 @@ def read_manifest_columns(
         for target in _list_other_folders(folder, settings):
             with contextlib.suppress(NotFound, AccessRefused):
                 return _read_manifest(target, name, settings)
-        if isinstance(error, NotFound):
-            raise NotFound(error.where, "there is no dataset", _MAKE_ONE) from None
+        if isinstance(error, NotFound) and "://" not in folder:
+            remedy = (
+                f"correct the path, or make the dataset with `{format_command('pipeline')} run` "
+                "(those of configs/train-tiny.yaml with `make demo held-out`)"
+            )
+            raise NotFound(error.where, "there is no dataset", remedy) from None
         raise error from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from loader.packed.index_file import (
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, ShardCorrupt
+from terminal_output import format_command
 from tests.loader.conftest import Dataset, Make
 from tests.loader.packed.conftest import T, pack
 from tests.loader.packed.test_packed_rows import open_loader
@@ -86,8 +88,9 @@ def test_the_packing_of_another_dataset_or_length_is_refused(
         FormatError, match=r"seq_len: found 7, wanted 32; run .* --seq-len 32"
     ):
         open_loader(packed.folder, packing=packed.folder / "packed-7.rows")
+    command = f"{format_command('loader')} pack {other.folder} --seq-len {T}"
     with pytest.raises(
-        ReadFailed, match=r"there is no packing; run `python -m loader pack"
+        ReadFailed, match=re.escape(f"there is no packing; run `{command}`")
     ):
         open_loader(other.folder)
     data = bytearray((packed.folder / f"packed-{T}.rows").read_bytes())

@@ -114,7 +114,9 @@ def test_a_finished_phase_has_a_summary(folder: PhaseFolder) -> None:
     with pytest.raises(FileNotFoundError):
         folder.summary()
     summary = {"task_ids": 1, "of": "0f3a", "counters": COUNTERS}
+    folder.count_attempt("u0")
     folder.finish(summary)
+    assert not folder.root.child(".attempts").list_names()
     folder.begin()
     assert (folder.summary(), folder.is_complete()) == (summary, True)
 

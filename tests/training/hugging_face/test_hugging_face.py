@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from terminal_output import format_command
 from tests.training.conftest import make_config, make_settings, train_all
 from tests.training.hugging_face.model_folders import (
     SCALING,
@@ -165,7 +166,7 @@ def test_all_differences_are_reported_together(tmp_path: Path) -> None:
         "model.rope_theta is 500000.0 in the config, 10000.0 in the folder",
         "model.norm_eps is 1e-06 in the config, 1e-05 in the folder",
         "model.rope_scaling is {'factor': 8.0",
-        f"`python -m training import {tmp_path}`",
+        f"`{format_command('training')} import {tmp_path}`",
     ):
         assert part in said
 
