@@ -336,26 +336,32 @@ def plan(
 
     Starts and downloads nothing, except with --preflight.
     """
-    from pipeline.capacity.estimate import describe_cluster, estimate
+    from pipeline.capacity.estimate import describe_cluster, estimate, list_names
     from pipeline.capacity.estimate_report import print_estimate, to_json
 
     settings = _load_config(config, overrides, run_dir, engine)
     if preflight:
         _check_only(config, settings)
         return
-    rates = _read_rates(calibration)
     input_bytes: float | None = None
+    names: list[str] = []
     if files is None:
-        files, input_bytes = _show_plan(settings)
-        if not files:
+        planned = _show_plan(settings)
+        if not planned.splits:
             return
+        files = sum(len(split.files) for split in planned.splits)
+        input_bytes = float(sum(split.num_bytes for split in planned.splits))
+        names = list_names(planned)
+    rates = _read_rates(calibration, has_html=settings.input.has_html(names))
     crawl = settings.input.common_crawl
     if crawl is not None and crawl.pages is None:
         input_bytes = (
             None  # the sizes of the files of a snapshot are known to the server only
         )
     cluster = describe_cluster(settings, nodes, cores, memory_gb, price_per_core_hour)
-    found = estimate(settings, rates, cluster, num_files=files, input_bytes=input_bytes)
+    found = estimate(
+        settings, rates, cluster, num_files=files, input_bytes=input_bytes, names=names
+    )
     console.print()
     answer(to_json(found), lambda: print_estimate(found, console))
 
@@ -369,8 +375,8 @@ def _check_only(config: str, settings: RunConfig) -> None:
     answer(json.dumps({"num_files": num_files}), lambda: console.print(message))
 
 
-def _show_plan(settings: RunConfig) -> tuple[int, float]:
-    """Print the plan and return the number of input files and their bytes."""
+def _show_plan(settings: RunConfig) -> RunPlan:
+    """Print the plan and return it."""
     from pipeline.planning.plan import make_plan
     from pipeline.planning.prepare import describe_demo_models, is_prepared
     from pipeline.reporting.plan_table import print_plan
@@ -384,17 +390,16 @@ def _show_plan(settings: RunConfig) -> tuple[int, float]:
     print_plan(planned, console)
     if note := describe_demo_models(settings):
         console.print(note)
-    num_files = sum(len(split.files) for split in planned.splits)
-    return num_files, float(sum(split.num_bytes for split in planned.splits))
+    return planned
 
 
-def _read_rates(calibration: str | None) -> Calibration:
+def _read_rates(calibration: str | None, *, has_html: bool) -> Calibration:
     """Return the rates of a run or of a file. The shipped rates fill in what was not measured."""
-    from pipeline.capacity.calibration import read_calibration
+    from pipeline.capacity.calibration import read_calibration, read_shipped
     from pipeline.capacity.fit import fit
     from pipeline.runs.run_folder import RunFolder
 
-    shipped = read_calibration()
+    shipped = read_shipped(has_html=has_html)
     if calibration is None:
         return shipped
     if calibration.endswith(".json"):

@@ -140,6 +140,7 @@ def test_the_wheel_holds_every_module_and_every_shipped_config(wheel: Path) -> N
     """All .py files, type markers, data files, and every file below configs/ are in the wheel."""
     expected = {f"{package}/py.typed" for package in TOP_PACKAGES}
     expected.add("pipeline/capacity/calibration.json")
+    expected.add("pipeline/capacity/calibration-warc.json")
     for package in TOP_PACKAGES:
         for path in (REPOSITORY / package).rglob("*.py"):
             expected.add(path.relative_to(REPOSITORY).as_posix())

@@ -1,13 +1,13 @@
 """Measure the rates of this machine that `python -m pipeline plan` uses for its cost estimate.
 
     python -m benchmarks.runs.calibrate --save                        fit two runs of the demo; minutes
-    python -m benchmarks.runs.calibrate --runs runs/a runs/b          fit finished runs of one config
+    python -m benchmarks.runs.calibrate --runs runs/a runs/b          fit finished runs of one config, such as fineweb.yaml
     python -m benchmarks.runs.calibrate --runs runs/a --check runs/c  also compare predictions with other runs
 
 Input splits of two sizes separate the cost of a task from the cost of its contents. The runs use the in-process
 engine, because other work on the machine disturbs the CPU time of a single process least. Hash partitions run again,
-because the first one in a process includes loading. `--out` writes a file for `plan --calibration`; the shipped one is
-pipeline/capacity/calibration.json.
+because the first one in a process includes loading. `--out` writes a file for `plan --calibration`; the shipped ones are
+pipeline/capacity/calibration.json, and calibration-warc.json of fineweb.yaml with `extract.url` over real pages.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def compare(calibration: Calibration, run_folder: RunFolder) -> list[Comparison]
     measured = measure_tasks(run_folder)
     comparisons: list[Comparison] = []
     for phase in predict(calibration, run_folder).phases:
-        if not phase.num_tasks:
+        if not phase.num_tasks or phase.name not in measured:
             continue
         predicted = {
             "tasks": phase.num_tasks,
@@ -204,6 +204,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--check", type=Path, nargs="*", default=[], help="finished runs to compare with"
     )
+    parser.add_argument("--source", help="what --runs have run, in words")
     parser.add_argument("--out", type=Path, help="write the calibration to this file")
     return parser.parse_args()
 
@@ -216,7 +217,8 @@ def main() -> None:
         runs = [RunFolder.open(path) for path in args.runs]
         runs = runs or measure(args.documents, Path(folder), args.files)
         sizes = dict.fromkeys(f"{_count_docs(run_folder):,}" for run_folder in runs)
-        source = f"the demo's chain over the sample crawl ({', '.join(sizes)} documents)"
+        chain = args.source or "the demo's chain over the sample crawl"
+        source = f"{chain} ({', '.join(sizes)} documents)"
         calibration = calibrate(runs, source)
     if args.out:
         args.out.write_text(calibration.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -12,10 +12,12 @@ from config_files.reader import ConfigError
 from pipeline.phases import registry
 
 # Version of the calibration file.
-VERSION = 1
+VERSION = 2
 
-# The shipped rates, measured by benchmarks/runs/calibrate.py on two cores.
+# The shipped rates, measured by benchmarks/runs/calibrate.py on two cores: of WET files, and of WARC
+# files, which have more and other content for each byte.
 SHIPPED = Path(__file__).with_name("calibration.json")
+SHIPPED_WARC = Path(__file__).with_name("calibration-warc.json")
 
 # Amount -> its size. The phases declare the amounts: bytes of the input, documents, tokens,
 # ...
@@ -89,6 +91,12 @@ class Calibration(_Frozen):
                 steps = {**other.phases[name].cpu_s, **measured.cpu_s}
             phases[name] = measured.model_copy(update={"cpu_s": steps})
         return self.model_copy(update={"phases": phases})
+
+
+def read_shipped(*, has_html: bool) -> Calibration:
+    """Return the shipped rates for WARC or for WET files. Each fills in what the other has not measured."""
+    wet, warc = read_calibration(SHIPPED), read_calibration(SHIPPED_WARC)
+    return warc.filled_by(wet) if has_html else wet.filled_by(warc)
 
 
 def read_calibration(path: Path = SHIPPED) -> Calibration:

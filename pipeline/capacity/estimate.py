@@ -1,6 +1,6 @@
 """Estimate the tasks, files, bytes, memory, CPU hours and price of a run. Starts nothing.
 
-    calibration = read_calibration()
+    calibration = read_shipped(has_html=False)
     cluster = Cluster(nodes=10, cores=32, memory_gb=128)
     found = estimate(config, calibration, cluster, num_files=90_000)
     found.cpu_hours, found.hours, found.price, found.warnings
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from config_files.reader import ConfigError
-from pipeline.capacity.calibration import Calibration, read_calibration
+from pipeline.capacity.calibration import Calibration, read_shipped
 from pipeline.capacity.estimate_warnings import find_warnings
 from pipeline.capacity.model import Cluster, CostModel, RunEstimate
 from pipeline.config import RunConfig
@@ -36,6 +37,7 @@ def estimate(
     *,
     num_files: int,
     input_bytes: float | None = None,
+    names: Sequence[str] = (),
 ) -> RunEstimate:
     """Estimate a run of the config over this many input files.
 
@@ -45,6 +47,7 @@ def estimate(
         cluster: the machines.
         num_files: number of input files.
         input_bytes: bytes of all input files; None: files of a snapshot, like WET_FILE.
+        names: names of input files, where they are known.
 
     Raises:
         ConfigError: a number is out of range.
@@ -53,7 +56,9 @@ def estimate(
         raise ConfigError(
             ["--files, --nodes and --cores must be at least 1, --memory-gb above 0"]
         )
-    model = CostModel(config, calibration, cluster, num_files, input_bytes)
+    model = CostModel(
+        config, calibration, cluster, num_files, input_bytes, config.input.has_html(names)
+    )
     found = model.estimate_run()
     return replace(found, warnings=tuple(find_warnings(model, found)))
 
@@ -70,13 +75,20 @@ def estimate_plan(plan: RunPlan, config: RunConfig, cluster: Cluster) -> RunEsti
     crawl = config.input.common_crawl
     is_snapshot = crawl is not None and crawl.pages is None
     input_bytes = float(sum(split.num_bytes for split in plan.splits))
+    names = list_names(plan)
     return estimate(
         config,
-        read_calibration(),
+        read_shipped(has_html=config.input.has_html(names)),
         cluster,
+        names=names,
         num_files=sum(len(split.files) for split in plan.splits),
         input_bytes=None if is_snapshot else input_bytes,
     )
+
+
+def list_names(plan: RunPlan) -> list[str]:
+    """Return the names of the files of the first input split."""
+    return [file.location for split in plan.splits[:1] for file in split.files]
 
 
 def estimate_task_seconds(plan: RunPlan, phase: str) -> float | None:

@@ -15,8 +15,10 @@ from terminal_output import format_count
 # Warn above this share of a phase's core-hours that is unused while its last tasks end.
 MAX_IDLE_SHARE = 0.2
 
-# Idle cores are reported only for phases that take at least this share of the run's hours.
+# Idle cores are reported only for phases that take at least this share of the run's hours, and in
+# runs of at least this length.
 MIN_PHASE_SHARE = 0.05
+MIN_RUN_HOURS = 1 / 60
 
 
 def find_warnings(model: CostModel, found: RunEstimate) -> Iterator[str]:
@@ -68,7 +70,9 @@ def _describe_large_task(model: CostModel, estimated: PhaseEstimate) -> str:
 
 
 def _check_idle_cores(phase: PhaseEstimate, total_hours: float) -> Iterator[str]:
-    is_relevant = phase.hours > MIN_PHASE_SHARE * total_hours
+    is_relevant = (
+        total_hours >= MIN_RUN_HOURS and phase.hours > MIN_PHASE_SHARE * total_hours
+    )
     if not phase.slots or phase.idle_share <= MAX_IDLE_SHARE or not is_relevant:
         return
     message = (

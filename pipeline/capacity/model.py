@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates, list_amounts
-from pipeline.capacity.fit import OPEN_PIECE_S, opens_all_splits
+from pipeline.capacity.fit import OPEN_PIECE_S, find_read_factor, opens_all_splits
 from pipeline.config import RunConfig
 from pipeline.execution.resources import make_request
 from pipeline.execution.task_groups import count_group_tasks, count_groups
 from pipeline.phases import registry
+from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
 from pipeline.planning.input_splits import WET_BYTES, get_files_per_split
 from pipeline.runs.hash_partitions import count_chunks
@@ -25,11 +26,15 @@ from pipeline.runs.hash_partitions import count_chunks
 # are different; in an input split, which has more pages, the share is lower.
 WET_FILE: Amounts = {
     "input": WET_BYTES,
+    "content": 173e6,
     "documents": 26_000,
     "text": 172e6,
     "paragraphs": 3.4e6,
     "distinct_paragraphs": 2.0e6,
 }
+
+# Compressed bytes of a WARC file of a snapshot. It has the pages of one WET file.
+WARC_BYTES = 1e9
 
 # Ray's object store per machine. Only task ids and results pass through it.
 OBJECT_STORE_MB = 200
@@ -161,6 +166,7 @@ class CostModel:
     cluster: Cluster
     num_files: int
     input_bytes: float | None  # None: files of a snapshot, like WET_FILE
+    has_html: bool
 
     @cached_property
     def num_splits(self) -> int:
@@ -188,6 +194,11 @@ class CostModel:
         if self.input_bytes is not None:
             factor = self.input_bytes / measured["input"]
             return {name: factor * measured.get(name, 0.0) for name in list_amounts()}
+        if self.has_html:
+            factor = WET_FILE["documents"] * self.num_files / measured["documents"]
+            amounts = {name: factor * measured.get(name, 0.0) for name in list_amounts()}
+            content = WARC_BYTES * self.num_files * measured["content"] / measured["input"]
+            return {**amounts, "input": WARC_BYTES * self.num_files, "content": content}
         amounts = {name: amount * self.num_files for name, amount in WET_FILE.items()}
         amounts["left"] = amounts["text"] * measured["left"] / measured["text"]
         for name in ("scored", "kept"):
@@ -302,6 +313,8 @@ class CostModel:
         for step, line in rates.cpu_s.items():
             if step not in disabled:
                 cpu_s[step] = line.predict(self.amounts[cost.step_amount(step)], num_tasks)
+        if phase is Extract and self.has_html:
+            cpu_s["read"] *= find_read_factor(self.config)
         num_openings = self._count_openings(phase)
         if num_openings:
             num_pieces = self._count_pieces(phase) if cost.is_hash_partitioned else 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,9 @@ from pydantic import Field, model_validator
 from stages.settings.base import Settings, Share
 from stages.settings.languages import LanguageCode
 from stages.settings.warc import TextColumns
+
+# Common Crawl's text files end in .warc.wet.gz.
+_HTML_FILE = re.compile(r"\.w?arc(?!\.wet)(\.|$)")
 
 
 class SampleCrawl(Settings):
@@ -174,3 +178,14 @@ class InputConfig(Settings):
                 f"found {', '.join(given) or 'none'}"
             )
         return self
+
+    def has_html(self, names: Iterable[str] = ()) -> bool:
+        """Return whether the input is HTML of WARC or ARC files, by the settings and the names of files.
+
+        Args:
+            names: names of the files, where they are known. A folder in `files` does not tell.
+        """
+        crawl = self.sample_crawl or self.common_crawl
+        if crawl is not None:
+            return crawl.format == "warc"
+        return any(_HTML_FILE.search(name) for name in (*names, *(self.files or ())))

@@ -73,12 +73,18 @@ class Extract(SplitPhase):
 
     amounts = {
         "input": "file_bytes",
+        "content": "content_bytes",
         "documents": "documents",
         "text": "text_bytes",
         "paragraphs": "paragraphs",
         "distinct_paragraphs": "distinct_paragraphs",
     }
-    cost = TaskCost(grows_with="text", held_bytes=64, held_per="paragraphs")
+    cost = TaskCost(
+        grows_with="text",
+        steps={"read": "content"},
+        held_bytes=64,
+        held_per="paragraphs",
+    )
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:

@@ -13,20 +13,33 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from config_files.reader import ConfigError
-from pipeline.capacity.calibration import SHIPPED, Calibration, Line, read_calibration
+from pipeline.capacity.calibration import (
+    SHIPPED,
+    Calibration,
+    Line,
+    read_calibration,
+    read_shipped,
+)
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
 from pipeline.cli import app
-from pipeline.config import RunConfig, load
+from pipeline.config import InputConfig, RunConfig, load
 from pipeline.execution.task_groups import MAX_GROUP_TASKS
 from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH
 from pipeline.runs.event_log import open_log
 from pipeline.runs.hash_partitions import count_partitions
+from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
+from tests.stages.warc.files import response
 
 RATES = read_calibration()
+RECIPES = sorted(
+    path.stem
+    for path in (REPOSITORY / "configs").glob("*.yaml")
+    if not path.stem.startswith("train-")
+)
 HERE = Cluster(nodes=4, cores=8, memory_gb=64, price_per_core_hour=0.05)
 SMALL_TASKS = "engine.memory_mb=1500"
 
@@ -252,7 +265,7 @@ def test_calibration_file_round_trips(tmp_path: Path) -> None:
     assert read_calibration(path) == RATES
     path.write_text(json.dumps({**json.loads(SHIPPED.read_text()), "version": 0}))
     with pytest.raises(
-        ConfigError, match="version is 0, expected 1; measure again: make bench"
+        ConfigError, match="version is 0, expected 2; measure again: make bench"
     ):
         read_calibration(path)
     path.write_text("[]")
@@ -268,6 +281,83 @@ def test_missing_phases_come_from_the_other_calibration() -> None:
     filled = own.filled_by(RATES)
     assert filled.source == "own"
     assert filled.phases["annotate"] == RATES.phases["annotate"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_stage_of_the_shipped_recipes_is_measured(recipe: str) -> None:
+    """Over WET and over WARC files."""
+    for input_format in ("wet", "warc"):
+        settings = f"{{common_crawl: {{crawl: CC-MAIN-2026-17, format: {input_format}}}}}"
+        config = load(recipe, [f"input={settings}"])
+        rates = read_shipped(has_html=config.input.has_html())
+        found = estimate(config, rates, HERE, num_files=10)
+        assert [each for each in found.warnings if "not measured" in each] == []
+
+
+def test_a_warc_file_has_the_pages_of_a_wet_file_and_takes_longer() -> None:
+    """It has more bytes for each page, and HTML is parsed."""
+    found: dict[str, RunEstimate] = {}
+    for name in ("wet", "warc"):
+        config = load("ccnet-common-crawl", [f"input.common_crawl.format={name}"])
+        rates = read_shipped(has_html=config.input.has_html())
+        found[name] = estimate(config, rates, HERE, num_files=10)
+    wet, warc = found["wet"], found["warc"]
+    assert warc.amounts["documents"] == pytest.approx(wet.amounts["documents"])
+    assert warc.amounts["input"] > 10 * wet.amounts["input"]
+    assert warc.phases[0].cpu_s["read"] > 5 * wet.phases[0].cpu_s["read"]
+
+
+@pytest.mark.parametrize(
+    ("names", "has_html"),
+    [
+        (["CC-MAIN-1.warc.gz"], True),
+        (["old.arc.gz", "a.warc"], True),
+        (["CC-MAIN-1.warc.wet.gz"], False),
+        (["https://example.org/files/a.warc.zst"], True),
+        (["crawl/*.wet"], False),
+        (["archive/rows"], False),
+    ],
+)
+def test_html_is_known_by_the_names_of_files(names: list[str], *, has_html: bool) -> None:
+    """Common Crawl's WET files have both words in their names."""
+    assert InputConfig(files=tuple(names)).has_html() is has_html
+    assert InputConfig(files=("folder",)).has_html(names) is has_html
+
+
+def test_other_engines_for_html_take_longer_than_measured() -> None:
+    """The rates are those of `blocks`, whichever engine the measured run had."""
+    rates = read_shipped(has_html=True)
+    seconds: list[float] = []
+    for engine in ("blocks", "trafilatura"):
+        config = load("fineweb", [f"extract.warc.html.engine={engine}"])
+        found = estimate(config, rates, HERE, num_files=10, input_bytes=1e8)
+        seconds.append(found.phases[0].cpu_s["read"])
+    assert seconds[1] == pytest.approx(11 * seconds[0])
+
+
+def test_a_run_with_another_engine_predicts_itself(small: Small) -> None:
+    """Its rates are stored as those of `blocks`."""
+    html = "".join(f"<p>Paragraph {i} of the page says a thing.</p>" for i in range(200))
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + html.encode()
+    path = small.folder / "a.warc"
+    path.write_bytes(response(page))
+    run, _ = small.run(input={"files": [str(path)]})
+    (event,) = (
+        each
+        for each in run.read_events()
+        if each["event"] == "TaskFinished" and each["phase"] == "extract"
+    )
+    size = float(path.stat().st_size)
+    cost = estimate(run.config, fit([run]), HERE, num_files=1, input_bytes=size)
+    assert cost.phases[0].cpu_s["read"] == pytest.approx(event["cpu_seconds"]["read"])
+
+
+def test_idle_cores_of_a_short_run_are_not_reported() -> None:
+    """Nobody rents a cluster for it."""
+    config, rates = load("fineweb"), read_shipped(has_html=True)
+    for input_bytes, is_reported in ((1e7, False), (1e12, True)):
+        found = estimate(config, rates, HERE, num_files=1, input_bytes=input_bytes)
+        assert any("are idle" in each for each in found.warnings) is is_reported
 
 
 def test_plan_command_estimates_a_snapshot_offline(tmp_path: Path) -> None:
