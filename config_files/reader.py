@@ -8,6 +8,7 @@ key. Unknown keys and keys that are given twice are faults.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import re
@@ -31,8 +32,22 @@ CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "config
 # Keys and list items with aliases resolved, and levels. A list of all files of a crawl has 90,000 items.
 _MAX_KEYS = 200_000
 _MAX_DEPTH = 32
-_MAX_NAME_BYTES = 255  # of Linux' file systems
+_MAX_INTEGER_BITS = 64
+# Of Linux, NAME_MAX and PATH_MAX. A run folder has files of its own, with paths of up to 200 bytes.
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 4096 - 200
 _MAX_SHOWN_CHARS = 200
+_MAX_FAULTS = 50
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# PyYAML raises each of these for a tagged value such as `!!int ''` or `!!timestamp x`.
+_CONSTRUCTION_ERRORS = (
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+)
 
 
 class ConfigError(Exception):
@@ -120,9 +135,11 @@ def _validate(
     try:
         config = model.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(
-            [_format_fault(model, e, where, lines) for e in error.errors()]
-        ) from error
+        found = error.errors()
+        shown = [_format_fault(model, e, where, lines) for e in found[:_MAX_FAULTS]]
+        if len(found) > _MAX_FAULTS:
+            shown.append(f"{where}: {len(found) - _MAX_FAULTS:,} more faults")
+        raise ConfigError(shown) from error
     faults: list[str] = []
     # These are found only if the types are right: a model with errors has no values to check.
     for key, message in check(config):
@@ -140,8 +157,9 @@ def find(path_or_name: str) -> Path:
     Raises:
         ConfigError: neither exists; the message lists the shipped names.
     """
-    if (path := Path(path_or_name)).is_file():
-        return path
+    with contextlib.suppress(OSError):  # a name may be too long for a file
+        if (path := Path(path_or_name)).is_file():
+            return path
     shipped: dict[str, Path] = {}
     for shipped_path in CONFIGS.glob("*.yaml"):
         shipped[shipped_path.name] = shipped_path
@@ -160,11 +178,17 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that is given twice, of which PyYAML would use the last one silently."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Give the place of a date or number that does not exist."""
+        """Give the place of a value that cannot be made, or that no setting can have."""
         try:
-            return super().construct_object(node, deep)
-        except ValueError as error:
-            raise _make_yaml_error(str(error), node) from error
+            value = super().construct_object(node, deep)
+        except _CONSTRUCTION_ERRORS as error:
+            kind = node.tag.rpartition(":")[2]
+            is_clear = isinstance(error, ValueError)
+            what = str(error) if is_clear else f"{_show(node.value)} is no {kind}"
+            raise _make_yaml_error(what, node) from error
+        if fault := _find_value_fault(value):
+            raise _make_yaml_error(fault, node)
+        return value
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
@@ -177,6 +201,17 @@ class _Loader(yaml.SafeLoader):
                 raise _make_yaml_error(f"key {key.value!r} is given twice", key)
             keys.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _find_value_fault(value: object) -> str:
+    """Return why a value can be neither printed nor used as a path or number, or nothing."""
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+        return f"a number has more than {_MAX_INTEGER_BITS} bits"
+    if isinstance(value, str) and "\0" in value:
+        return f"{_show(value)} has a NUL character"
+    if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+        return f"{_show(value)} has half of a surrogate pair"
+    return ""
 
 
 def _make_yaml_error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
@@ -240,8 +275,8 @@ def _find_path_fault(path: str) -> str:
         return (
             f"has {found[0]}; only {{config}} is replaced, by the name of the config file"
         )
-    if "\0" in path:
-        return "has a NUL character"
+    if len(path.encode()) > _MAX_PATH_BYTES:
+        return f"has more than {_MAX_PATH_BYTES} bytes"
     if any(len(name.encode()) > _MAX_NAME_BYTES for name in path.split("/")):
         return f"has a name of more than {_MAX_NAME_BYTES} bytes"
     return ""

@@ -10,6 +10,7 @@ A reference in a config is a name of the registry, or the path of a file or fold
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,9 +100,10 @@ def _find(reference: str) -> Asset | Path:
     # A name wins over a path: a file called like a model must not replace it silently.
     if reference in REGISTRY:
         return REGISTRY[reference]
-    path = Path(reference).expanduser()
-    if path.exists():
-        return path
+    with contextlib.suppress(OSError, RuntimeError):  # a name too long, an unknown ~user
+        path = Path(reference).expanduser()
+        if path.exists():
+            return path
     near = difflib.get_close_matches(reference, REGISTRY, n=3)
     if near:
         hint = f"similar names: {', '.join(near)}"

@@ -283,9 +283,20 @@ BOMB = "\n".join(
         ("input: \0", "cannot be read as YAML: unacceptable character"),
         ("run_dir: runs/{date}\n" + MINIMAL, ":1: run_dir is 'runs/{date}': has {"),
         ("run_dir: runs/{config:>300000000}\n" + MINIMAL, ":1: run_dir is"),
-        ('run_dir: "runs/\\0a"\n' + MINIMAL, ":1: run_dir is 'runs/\\x00a': has a NUL"),
+        (
+            'run_dir: "runs/\\0a"\n' + MINIMAL,
+            ":1: cannot be read as YAML: 'runs/\\x00a' has",
+        ),
         (f"run_dir: {'a' * 300}\n" + MINIMAL, "a name of more than 255 bytes"),
-        (f"{MINIMAL}write_shards: {{seed: {'9' * 4000}}}", "write_shards.seed is 999"),
+        (f"run_dir: {'a/' * 3000}\n" + MINIMAL, "has more than 3896 bytes"),
+        (f"input: {'9' * 4000}", ":1: cannot be read as YAML: a number has more than 64"),
+        (f"input: 0x{'f' * 9000}", ":1: cannot be read as YAML: a number has more than 64"),
+        (f"input: 1{':59' * 9000}.5", ":1: cannot be read as YAML: '1:59"),
+        ("input: !!int ''", ":1: cannot be read as YAML: '' is no int"),
+        ("input: !!bool maybe", ":1: cannot be read as YAML: 'maybe' is no bool"),
+        ("input: !!timestamp x", ":1: cannot be read as YAML: 'x' is no timestamp"),
+        ('\ninput: "a\\0b"', r":2: cannot be read as YAML: 'a\x00b' has a NUL"),
+        ('\ninput: "\\ud800"', ":2: cannot be read as YAML: '\\ud800' has half of a"),
     ],
 )
 def test_every_hostile_config_is_one_short_line(
@@ -296,6 +307,22 @@ def test_every_hostile_config_is_one_short_line(
     assert fault in found
     assert "\n" not in found
     assert len(found) < len(str(tmp_path)) + 500
+
+
+def test_of_thousands_of_faults_the_first_are_printed(tmp_path: Path) -> None:
+    """And the number of the others."""
+    keys = "".join(f"key{number}: 1\n" for number in range(3000))
+    found = list_faults(write(tmp_path, MINIMAL + keys))
+    assert len(found) == 51
+    assert found[-1].endswith("2,950 more faults")
+
+
+def test_names_that_are_too_long_for_a_file_are_names_of_no_file(tmp_path: Path) -> None:
+    """Of a config and of a model."""
+    name = "a" * 5000
+    assert "no such file" in list_faults(name)[0]
+    path = write(tmp_path, f"{MINIMAL}annotate: {{language: {{model: {name}}}}}")
+    assert any("nor a path on this machine" in fault for fault in list_faults(path))
 
 
 def test_overrides_reach_any_key_and_their_faults_name_them(tmp_path: Path) -> None:
