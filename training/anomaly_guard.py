@@ -1,10 +1,18 @@
-"""Decides whether the optimizer takes a step, from its loss and gradient norm."""
+"""Decides whether the optimizer takes a step, from its loss and gradient norm.
+
+Reading a number of the device waits for all work that was given to it before. The device therefore
+decides itself, in `find_bad`. The host reads the decision when the next step has been enqueued, and
+counts it in `count`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from training.config import AnomalyGuardConfig
 from training.errors import TrainingStopped
@@ -20,52 +28,71 @@ class AnomalyGuard:
     All ranks see the same figures, so all decide the same.
 
     Attributes:
+        mean_norm: running mean of gradient norms after the last step that `find_bad` saw, fp64
+            scalar on the device; NaN if there is none yet.
         num_bad: refused steps of the whole run.
         wants_rewind: whether the run must return to its newest checkpoint before the next step.
     """
 
-    def __init__(self, config: AnomalyGuardConfig) -> None:
-        self._config = config
+    def __init__(self, config: AnomalyGuardConfig, device: torch.device) -> None:
+        self._config, self._device = config, device
         self.num_bad = 0
         self.wants_rewind = False
         self._num_consecutive = 0
-        self._mean_norm: float | None = None
+        self._set_mean(None)
         # Rewinds to the same checkpoint, and its step.
         self._num_rewinds = 0
         self._rewound_to: int | None = None
 
-    def accept(self, loss: float, norm: float, step: int) -> bool:
-        """Return whether the optimizer should take the step.
+    def find_bad(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """Return 1.0 if the optimizer must skip the step, else 0.0, as an fp32 scalar.
+
+        Args:
+            loss: mean loss of the step, fp64 scalar.
+            norm: gradient norm before clipping, fp64 scalar. That of a refused step does not
+                change the running mean: a spike must not make the next spike look normal.
+        """
+        is_bad = ~(loss.isfinite() & norm.isfinite())
+        if self._config.spike_factor is not None:
+            # False if there is no mean yet: comparisons with NaN are.
+            is_bad = is_bad | (norm > self._config.spike_factor * self.mean_norm)
+        mean = torch.where(self.mean_norm.isnan(), norm, self.mean_norm)
+        mean = NORM_DECAY * mean + (1 - NORM_DECAY) * norm
+        self.mean_norm = torch.where(is_bad, self.mean_norm, mean)
+        return is_bad.float()
+
+    def count(
+        self, loss: float, norm: float, *, is_bad: bool, mean_norm: float, step: int
+    ) -> None:
+        """Count a step with the numbers that the device had for it.
 
         Args:
             loss: mean loss of the step.
-            norm: gradient norm before clipping. The norm of a refused step does not change the
-                running mean.
+            norm: gradient norm before clipping.
+            is_bad: what `find_bad` returned.
+            mean_norm: the attribute after `find_bad`.
             step: number of the step, for the message.
 
         Raises:
             TrainingStopped: the step is bad, and on_bad_step is stop or too many bad steps have
                 followed one another.
         """
-        fault = self._find_fault(loss, norm)
-        # A refused step never enters the mean: a spike must not make the next spike look normal.
-        if fault is None:
+        self._counted_mean = None if math.isnan(mean_norm) else mean_norm
+        if not is_bad:
             self._num_consecutive = 0
-            mean = norm if self._mean_norm is None else self._mean_norm
-            self._mean_norm = NORM_DECAY * mean + (1 - NORM_DECAY) * norm
-            return True
+            return
         self.num_bad += 1
         self._num_consecutive += 1
         self.wants_rewind = self._config.on_bad_step == "rewind"
         max_skips = self._config.max_consecutive_skips
         if self._config.on_bad_step == "stop" or self._num_consecutive >= max_skips:
             raise TrainingStopped(
-                f"step {step}: {fault}; bad steps in a row: {self._num_consecutive} "
-                f"(anomaly_guard.on_bad_step is {self._config.on_bad_step}, max_consecutive_skips "
-                f"{max_skips}). The newest checkpoint is older: lower optimizer.learning_rate or "
-                f"inspect these rows, and start again"
+                f"step {step}: {self._describe(loss, norm)}; bad steps in a row: "
+                f"{self._num_consecutive} (anomaly_guard.on_bad_step is "
+                f"{self._config.on_bad_step}, max_consecutive_skips {max_skips}). The newest "
+                f"checkpoint is older: lower optimizer.learning_rate or inspect these rows, and "
+                f"start again"
             )
-        return False
 
     def rewind(self, state: Mapping[str, Any], step: int) -> None:
         """Take the running mean of a checkpoint; counts of bad steps and rewinds go on.
@@ -78,7 +105,7 @@ class AnomalyGuard:
             TrainingStopped: the run has returned too often to this checkpoint.
         """
         self.wants_rewind, self._num_consecutive = False, 0
-        self._mean_norm = state["mean_norm"]
+        self._set_mean(state["mean_norm"])
         self._num_rewinds = self._num_rewinds + 1 if step == self._rewound_to else 1
         self._rewound_to = step
         if self._num_rewinds > self._config.max_rewinds:
@@ -92,25 +119,13 @@ class AnomalyGuard:
         """Leave a bad step out, because there is no checkpoint to return to."""
         self.wants_rewind = False
 
-    def _find_fault(self, loss: float, norm: float) -> str | None:
-        # Any comparison with NaN is false, so NaN needs this test before the comparison below.
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return f"loss is {loss}, gradient norm {norm}"
-        factor, mean = self._config.spike_factor, self._mean_norm
-        if factor is not None and mean is not None and norm > factor * mean:
-            return (
-                f"gradient norm is {norm:.3g}, more than {factor:g} times the running mean "
-                f"{mean:.3g}"
-            )
-        return None
-
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and running mean, for the checkpoint."""
+        """Return counts and running mean after the last counted step, for the checkpoint."""
         return {
             "num_bad": self.num_bad,
             # A key of the checkpoint format; it keeps its name.
             "in_a_row": self._num_consecutive,
-            "mean_norm": self._mean_norm,
+            "mean_norm": self._counted_mean,
             "num_rewinds": self._num_rewinds,
             "rewound_to": self._rewound_to,
         }
@@ -119,7 +134,21 @@ class AnomalyGuard:
         """Restore counts and running mean."""
         self.num_bad = state["num_bad"]
         self._num_consecutive = state["in_a_row"]
-        self._mean_norm = state["mean_norm"]
-        # Checkpoints of earlier versions do not have these.
-        self._num_rewinds = state.get("num_rewinds", 0)
-        self._rewound_to = state.get("rewound_to")
+        self._set_mean(state["mean_norm"])
+        self._num_rewinds = state["num_rewinds"]
+        self._rewound_to = state["rewound_to"]
+
+    def _set_mean(self, mean_norm: float | None) -> None:
+        """Set the running mean on host and device."""
+        self._counted_mean = mean_norm
+        value = math.nan if mean_norm is None else mean_norm
+        self.mean_norm = torch.full((), value, dtype=torch.float64, device=self._device)
+
+    def _describe(self, loss: float, norm: float) -> str:
+        """Return why the last counted step is bad."""
+        if math.isfinite(loss) and math.isfinite(norm):
+            return (
+                f"gradient norm is {norm:.3g}, more than {self._config.spike_factor:g} times the "
+                f"running mean {self._counted_mean:.3g}"
+            )
+        return f"loss is {loss}, gradient norm {norm}"

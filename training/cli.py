@@ -382,27 +382,6 @@ def schema() -> None:
     sys.stdout.write(make_schema(TrainConfig, "Config of a corpusmill training run"))
 
 
-@app.command("add-digests")
-def add_digests_(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CHECKPOINT",
-            help="A checkpoint, such as run/checkpoints/step-00000100.",
-        ),
-    ],
-) -> None:
-    """Add digests to a checkpoint without them.
-
-    Checkpoints of earlier versions have none. The digests are those of the present content, so add
-    them only if you trust the files.
-    """
-    from training.checkpoint.verification import add_digests
-
-    add_digests(path)
-    print(f"{path}: digests added")
-
-
 def main() -> NoReturn:
     """Run the command line. Foreseen errors become one line on stderr and an exit code."""
     escape_output()

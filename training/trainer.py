@@ -43,7 +43,7 @@ from training.observability.profiling import (
     trace_steps,
 )
 from training.observability.prometheus import serve_prometheus
-from training.observability.step_timer import StepTimer
+from training.observability.step_figures import StepFigures, StepTimer
 from training.observability.summary import (
     format_evaluation,
     format_setup,
@@ -54,7 +54,6 @@ from training.parallel.distributed import RankContext
 from training.parallel.optimizer import Optimizer, compute_learning_rate
 from training.parallel.parallelize import COMPUTE_DTYPES, accumulate_gradients
 from training.planning.gpus import find_peak_flops
-from training.step_figures import DeviceGuard, StepFigures
 
 log = logging.getLogger(__name__)
 
@@ -138,14 +137,13 @@ class Trainer:
             context,
             COMPUTE_DTYPES[config.precision.compute],
         )
-        self.anomaly_guard = AnomalyGuard(config.anomaly_guard)
+        self.anomaly_guard = AnomalyGuard(config.anomaly_guard, context.device)
         self.enqueued: StepFigures | None = None
         self.loss, self.is_stopping, self.is_first_report = math.nan, False, True
         self._open_logs(cleanup)
         self.evaluations = Evaluations(config, context)
         if newest is not None:
             self._resume(newest)
-        self.device_guard = self._make_device_guard()
 
     def _open_logs(self, cleanup: ExitStack) -> None:
         """Open the metrics log and the Prometheus endpoint, and schedule garbage collection."""
@@ -177,8 +175,7 @@ class Trainer:
     def _resume(self, newest: Path) -> None:
         progress = self._load(newest)
         self.batches.load_state_dict(progress["rows"])
-        # Checkpoints of earlier versions have no rewinds.
-        self.batches.skipped_steps = progress.get("skipped_steps", 0)
+        self.batches.skipped_steps = progress["skipped_steps"]
         self.anomaly_guard.load_state_dict(progress["guard"])
         path = self.checkpointer.folder / format_step_name(self.step)
         log.info(
@@ -192,11 +189,6 @@ class Trainer:
         self.optimizer.sync_masters()
         self.step = progress["step"]
         return progress
-
-    def _make_device_guard(self) -> DeviceGuard:
-        """Return the guard of the device, with the running mean of the host's."""
-        mean_norm = self.anomaly_guard.state_dict()["mean_norm"]
-        return DeviceGuard(self.config.anomaly_guard, mean_norm, self.context.device)
 
     def _rewind(self, norm: float) -> bool:
         """Return to the newest checkpoint, and leave out the rows that were read since then.
@@ -215,7 +207,6 @@ class Trainer:
             return False
         progress = self._load(newest)
         self.anomaly_guard.rewind(progress["guard"], self.step)
-        self.device_guard = self._make_device_guard()
         self.batches.skipped_steps += bad_step - self.step
         rewind = {
             "rewind/bad_step": bad_step,
@@ -303,11 +294,16 @@ class Trainer:
         enqueued, self.enqueued = self.enqueued, None
         if enqueued is None:
             return
-        self.loss, norm, tokens, wants_stop = enqueued.read()
+        self.loss, norm, tokens, wants_stop, is_bad, mean_norm = enqueued.read()
         self.is_stopping = self.is_stopping or bool(wants_stop)
         timer.add_step(int(tokens), waited_s=enqueued.waited_s, finished=enqueued.finished)
-        # The device has decided the same. Here it is counted, and too many bad steps end the run.
-        self.anomaly_guard.accept(self.loss, norm, enqueued.step - 1)
+        self.anomaly_guard.count(
+            self.loss,
+            norm,
+            is_bad=bool(is_bad),
+            mean_norm=mean_norm,
+            step=enqueued.step - 1,
+        )
         if self.anomaly_guard.wants_rewind and self._rewind(norm):
             return
         if self.is_first_report or self._is_due(self.config.observability, enqueued.step):
@@ -340,8 +336,8 @@ class Trainer:
         """Enqueue one step, without waiting for the device; the optimizer skips a bad one.
 
         Returns:
-            The figures of the step, the same on all ranks: loss, gradient norm, tokens, and
-            whether a rank wants to stop.
+            The figures of the step, the same on all ranks: loss, gradient norm, tokens, whether
+            a rank wants to stop, and the decision of the anomaly guard with its running mean.
         """
         context = self.context
         # fp64, because fp32 counts exactly only up to 2**24 labels.
@@ -367,11 +363,12 @@ class Trainer:
         learning_rate = compute_learning_rate(
             self.step, self.config.steps, self.config.optimizer
         )
-        self.optimizer.step(learning_rate, self.device_guard.find_bad(loss, norm))
+        is_bad = self.anomaly_guard.find_bad(loss, norm)
+        self.optimizer.step(learning_rate, is_bad)
         self.optimizer.zero_grad()
         self.step += 1
         return StepFigures(
-            [loss, norm, tokens, stop],
+            [loss, norm, tokens, stop, is_bad, self.anomaly_guard.mean_norm],
             step=self.step,
             position=self.batches.position,
             learning_rate=learning_rate,

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 from tests.training.rank_processes import run_world
+from training.anomaly_guard import AnomalyGuard
 from training.config import TrainConfig
 
 VOCAB_SIZE = 250
@@ -68,8 +70,6 @@ def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Compute on one thread, as the ranks of tests do: threads that wait for a core spin."""
-    import torch
-
     torch.set_num_threads(1)
 
 
@@ -94,6 +94,15 @@ def make_settings(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[
 def make_config(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConfig:
     """Return the config of `make_settings`."""
     return TrainConfig.model_validate(make_settings(run_dir, manifest, **changes))
+
+
+def decide(guard: AnomalyGuard, loss: float, norm: float, step: int) -> bool:
+    """Give a step to a guard and count its decision; return whether the step is bad."""
+    figures = (torch.tensor(value, dtype=torch.float64) for value in (loss, norm))
+    is_bad = bool(guard.find_bad(*figures))
+    mean_norm = guard.mean_norm.item()
+    guard.count(loss, norm, is_bad=is_bad, mean_norm=mean_norm, step=step)
+    return is_bad
 
 
 def train_each(runs: Sequence[Mapping[str, Any]]) -> None:

@@ -21,7 +21,6 @@ COMMANDS = (
     "export",
     "verify",
     "report",
-    "add-digests",
 )
 
 PRINT_HEAVY_MODULES = """

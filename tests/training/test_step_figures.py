@@ -1,4 +1,4 @@
-"""A step waits for the device nowhere, and the device decides as the guard on the host does."""
+"""A step waits for the device nowhere; the device decides whether the optimizer takes it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.conftest import losses, make_config
+from tests.training.conftest import decide, losses, make_config
 from training.anomaly_guard import AnomalyGuard
 from training.config import AnomalyGuardConfig
 from training.errors import TrainingStopped
+from training.observability.step_figures import StepFigures
 from training.parallel import distributed
-from training.step_figures import DeviceGuard, StepFigures
 from training.trainer import Trainer
 
 # On a GPU, each of these waits until the device has done all work before it.
@@ -131,18 +131,42 @@ numbers = st.sampled_from([0.5, 1.0, 1.5, 9.0, 31.0, 1e30, math.inf, math.nan])
     mean_norm=st.sampled_from([None, 1.25]),
 )
 @settings(max_examples=100)
-def test_the_device_decides_as_the_host(
+def test_the_guard_refuses_spikes_and_what_is_not_finite(
     steps: list[tuple[float, float]], spike_factor: float | None, mean_norm: float | None
 ) -> None:
-    """Both accept the same steps, bit by bit of the running mean."""
+    """A refused step leaves the running mean as it is; a saved guard goes on with its bits."""
     config = AnomalyGuardConfig(spike_factor=spike_factor, max_consecutive_skips=10_000)
-    host = AnomalyGuard(config)
-    host.load_state_dict({"num_bad": 0, "in_a_row": 0, "mean_norm": mean_norm})
-    device = DeviceGuard(config, mean_norm, torch.device("cpu"))
+    guard = AnomalyGuard(config, torch.device("cpu"))
+    guard.load_state_dict({**guard.state_dict(), "mean_norm": mean_norm})
+    num_bad = 0
     for number, (loss, norm) in enumerate(steps):
-        figures = (torch.tensor(value, dtype=torch.float64) for value in (loss, norm))
-        is_bad = device.find_bad(*figures)
-        assert host.accept(loss, norm, number) == (not is_bad)
+        before = guard.state_dict()["mean_norm"]
+        is_spike = None not in (spike_factor, before) and norm > spike_factor * before
+        is_bad = is_spike or not (math.isfinite(loss) and math.isfinite(norm))
+        assert decide(guard, loss, norm, number) == is_bad
+        mean = guard.state_dict()["mean_norm"]
+        num_bad += is_bad
+        assert guard.num_bad == num_bad
+        if is_bad:
+            assert mean == before
+        else:
+            first = norm if before is None else before
+            assert mean == pytest.approx(0.98 * first + 0.02 * norm)
+        resumed = AnomalyGuard(config, torch.device("cpu"))
+        resumed.load_state_dict(guard.state_dict())
+        assert resumed.state_dict() == guard.state_dict()
+        guard = resumed
+
+
+def test_the_guard_stops_at_the_first_bad_step_if_configured() -> None:
+    """The message says whether it was a spike or no finite number."""
+    config = AnomalyGuardConfig(on_bad_step="stop", spike_factor=10)
+    guard = AnomalyGuard(config, torch.device("cpu"))
+    with pytest.raises(TrainingStopped, match="step 3: loss is nan"):
+        decide(guard, math.nan, 1.0, 3)
+    assert not decide(guard, 2.0, 1.0, 4)
+    with pytest.raises(TrainingStopped, match=r"norm is 11, more than 10 times .* mean 1;"):
+        decide(guard, 2.0, 11.0, 5)
 
 
 @pytest.mark.parametrize("bad_number", [math.nan, math.inf])
@@ -172,7 +196,7 @@ def test_a_bad_step_leaves_parameters_and_state_as_they_are(
             trainer._accumulate(micro_batches, scale)
             norm = trainer.optimizer.clip_gradients().double()
             loss = torch.ones((), dtype=torch.float64)
-            trainer.optimizer.step(0.1, trainer.device_guard.find_bad(loss, norm))
+            trainer.optimizer.step(0.1, trainer.anomaly_guard.find_bad(loss, norm))
             trainer.optimizer.zero_grad()
             trainer.step += 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import shutil
 import signal
@@ -33,10 +32,9 @@ from tests.training.conftest import (
     write_language,
 )
 from tests.training.rank_processes import MESSAGES, start
-from training.anomaly_guard import AnomalyGuard
 from training.checkpoint.checkpointer import load_weights
 from training.checkpoint.marker import MARKER, list_complete_checkpoints
-from training.config import AnomalyGuardConfig, OptimizerConfig, TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointFailed, IncompatibleConfig, TrainingStopped
 from training.model.decoder import Decoder
 from training.model.initialization import init_parameters
@@ -341,25 +339,6 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
             )
         )
     assert [line["bad_steps"] for line in read_log(tmp_path / "run")][-2:] == [1, 2]
-
-
-def test_the_guard_refuses_spikes() -> None:
-    """A norm above ten times the running mean is refused and does not change the mean."""
-    guard = AnomalyGuard(AnomalyGuardConfig(spike_factor=10))
-    assert all(guard.accept(2.0, 1.0, step) for step in range(5))
-    assert not guard.accept(2.0, 11.0, 5)
-    assert not guard.accept(math.nan, 1.0, 6)
-    assert guard.accept(2.0, 9.0, 7)
-    assert guard.num_bad == 2
-    other = AnomalyGuard(AnomalyGuardConfig(spike_factor=10))
-    other.load_state_dict(guard.state_dict())
-    assert other.state_dict() == guard.state_dict()
-
-
-def test_the_guard_stops_at_the_first_bad_step_if_configured() -> None:
-    """on_bad_step: stop raises at once."""
-    with pytest.raises(TrainingStopped, match=r"step 3: loss is nan"):
-        AnomalyGuard(AnomalyGuardConfig(on_bad_step="stop")).accept(math.nan, 1.0, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules

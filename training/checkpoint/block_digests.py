@@ -14,7 +14,6 @@ import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import xxhash
@@ -228,12 +227,3 @@ def open_verified(
     except BaseException:
         file.close()
         raise
-
-
-def copy_with_digests(source: BinaryIO, target: Path) -> FileDigest:
-    """Write a copy of a file, with digests at its end."""
-    with target.open("wb") as file:
-        writer = DigestWriter(file)
-        while block := source.read(BLOCK_BYTES):
-            writer.write(block)
-        return writer.finish()

@@ -21,14 +21,12 @@ from storage.json_schema import (
     Table,
     Text,
 )
-from terminal_output import format_command
 from training.checkpoint.block_digests import FileDigest, compute_digest
 from training.errors import CheckpointDamaged, IncompatibleConfig
 
 # Written last. A checkpoint without it is ignored.
 MARKER = "complete.json"
 
-# Version 1 had no digests.
 CHECKPOINT_VERSION = 2
 
 _NAME = re.compile(r"step-(\d{8})")
@@ -45,9 +43,11 @@ _CONTENT = Object(
                 "num_bad": Integer(),
                 "in_a_row": Integer(),
                 "mean_norm": Nullable(Number()),
-            },
-            optional={"num_rewinds": Integer(), "rewound_to": Nullable(Integer())},
+                "num_rewinds": Integer(),
+                "rewound_to": Nullable(Integer()),
+            }
         ),
+        "skipped_steps": Integer(),
         "files": Table(
             Object(
                 {
@@ -57,7 +57,6 @@ _CONTENT = Object(
             )
         ),
     },
-    optional={"skipped_steps": Integer()},
     is_open=True,
 )
 
@@ -122,12 +121,6 @@ def read_marker(path: Path | Store) -> Marker:
     digest = content.pop("digest", None)
     is_intact = digest == _compute_own_digest(content)
     version = content.pop("version", None)
-    if version == 1 and digest is None:
-        raise IncompatibleConfig(
-            f"{where}: an earlier version of the trainer wrote this checkpoint, without digests "
-            f"of its files. If you trust them, add digests with `{format_command('training')} add-digests "
-            f"{path}`"
-        )
     if not is_intact:
         raise CheckpointDamaged(f"{where} differs from the digest in it")
     if version != CHECKPOINT_VERSION:
@@ -148,24 +141,6 @@ def read_progress(path: Path) -> dict[str, Any]:
         IncompatibleConfig, CheckpointDamaged: as `read_marker`.
     """
     return dict(read_marker(path).progress)
-
-
-def read_unverified_progress(path: Path) -> dict[str, Any]:
-    """Return the progress of a checkpoint of version 1, which has no digests.
-
-    Raises:
-        IncompatibleConfig: complete.json is missing, or of another version.
-        CheckpointDamaged: complete.json is no JSON object.
-    """
-    store = open_store(path)
-    content = _read_json(store)
-    version = content.pop("version", None)
-    if version != 1:
-        raise IncompatibleConfig(
-            f"{store.locate(MARKER)}: version is {version!r}, expected 1; digests can be added "
-            f"only to a checkpoint that has none"
-        )
-    return content
 
 
 def _read_json(store: Store) -> dict[str, Any]:

@@ -1,27 +1,21 @@
-"""Verifies checkpoints without loading them, and adds digests to old ones."""
+"""Verifies checkpoints without loading them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from storage import Store, open_store
+from storage import Store
 from storage.errors import InvalidAddress
 from training.checkpoint.block_digests import (
     BLOCK_BYTES,
     FileDigest,
-    copy_with_digests,
     open_verified,
 )
 from training.checkpoint.marker import (
     MARKER,
-    Marker,
     is_step_name,
     read_marker,
-    read_unverified_progress,
-    write_marker,
 )
 from training.checkpoint.object_store import open_checkpoint_store
 from training.checkpoint.tensor_files import METADATA, load_metadata
@@ -86,33 +80,6 @@ def find_checkpoints(source: str) -> Sequence[Store]:
             f"runs/a/checkpoints/step-00000100, or the address of checkpoint.upload"
         )
     return found
-
-
-def add_digests(path: Path) -> None:
-    """Rewrite the files of a checkpoint of version 1 with digests of what they hold now.
-
-    If this is interrupted, it can be repeated.
-
-    Raises:
-        IncompatibleConfig: the checkpoint has digests already.
-        CheckpointDamaged: a file is missing, or the index is no index.
-    """
-    progress = read_unverified_progress(path)
-    index = path / METADATA
-    if not index.exists():
-        raise CheckpointDamaged(f"{index} is missing")
-    with index.open("rb") as file:
-        stored = load_metadata(file, str(index))
-    names: set[str] = {entry.relative_path for entry in stored.storage_data.values()}
-    if missing := sorted(names.difference(open_store(path).list_names())):
-        raise CheckpointDamaged(f"{path} lacks {', '.join(missing)}")
-    files: dict[str, FileDigest] = {}
-    for name in sorted({METADATA, *names}):
-        partial = path / f"{name}.partial"
-        with (path / name).open("rb") as source:
-            files[name] = copy_with_digests(source, partial)
-        os.replace(partial, path / name)
-    write_marker(path, Marker(progress, files))
 
 
 def _list_complete(folder: Store) -> list[Store]:

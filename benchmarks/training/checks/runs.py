@@ -80,7 +80,7 @@ def _check_guard(spec: Mapping[str, Any]) -> str:
             trainer._accumulate(micro_batches, scale)  # noqa: SLF001
             norm = trainer.optimizer.clip_gradients().double()
             loss = torch.ones_like(norm)
-            trainer.optimizer.step(0.01, trainer.device_guard.find_bad(loss, norm))
+            trainer.optimizer.step(0.01, trainer.anomaly_guard.find_bad(loss, norm))
             trainer.optimizer.zero_grad()
             trainer.step += 1
             return _copy_state(trainer)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from training.checkpoint.block_digests import copy_with_digests
+from training.checkpoint.block_digests import DigestWriter
 from training.checkpoint.marker import Marker, read_marker, write_marker
 from training.checkpoint.tensor_files import METADATA
 
@@ -29,11 +29,10 @@ class CreateFile:
 
 def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
     """Replace a file, and make all digests fit."""
-    partial = checkpoint / "partial"
-    partial.write_bytes(content)
-    with partial.open("rb") as source:
-        digest = copy_with_digests(source, checkpoint / name)
-    partial.unlink()
+    with (checkpoint / name).open("wb") as file:
+        writer = DigestWriter(file)
+        writer.write(content)
+        digest = writer.finish()
     marker = read_marker(checkpoint)
     write_marker(checkpoint, Marker(marker.progress, {**marker.files, name: digest}))
 

@@ -24,8 +24,13 @@ def make_tensors(step: int) -> dict[str, Tensor]:
 
 def make_state(tensors: Mapping[str, Tensor], step: int) -> TrainState:
     """Return a state with the keys of a real one."""
-    guard = AnomalyGuard(AnomalyGuardConfig()).state_dict()
-    progress = {"step": step, "rows": {"position": 12 * step}, "guard": guard}
+    guard = AnomalyGuard(AnomalyGuardConfig(), torch.device("cpu")).state_dict()
+    progress = {
+        "step": step,
+        "rows": {"position": 12 * step},
+        "skipped_steps": 0,
+        "guard": guard,
+    }
     return TrainState(tensors, {}, progress)
 
 

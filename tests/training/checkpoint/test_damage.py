@@ -35,10 +35,9 @@ from training.checkpoint.checkpointer import load_weights
 from training.checkpoint.marker import (
     MARKER,
     list_complete_checkpoints,
-    read_marker,
 )
 from training.cli import app
-from training.errors import CheckpointDamaged, CheckpointFailed, IncompatibleConfig
+from training.errors import CheckpointDamaged, CheckpointFailed
 
 INDEX = ".metadata"
 
@@ -276,44 +275,3 @@ def test_verify_lists_damaged_files(run_dir: Path) -> None:
     assert found.output.count(" differ from their digest\n") == 2
     one = CliRunner().invoke(app, ["verify", str(newest(run_dir))])
     assert one.output.splitlines()[0].endswith("step-00000003: damaged, 0.001 GB")
-
-
-def make_version_1(path: Path) -> None:
-    """Rewrite a checkpoint as the previous version did: without digests."""
-    marker = read_marker(path)
-    for name, digest in marker.files.items():
-        os.truncate(path / name, digest.num_bytes)
-    (path / MARKER).write_text(json.dumps({"version": 1, **marker.progress}))
-
-
-def test_digests_can_be_added_to_an_old_checkpoint(run_dir: Path) -> None:
-    """The old one is refused with the command to run; afterwards it loads with equal values."""
-    path = newest(run_dir)
-    make_version_1(path)
-    with pytest.raises(IncompatibleConfig, match=rf"training add-digests {path}"):
-        restore(run_dir)
-    done = CliRunner().invoke(app, ["add-digests", str(path)])
-    assert done.output == f"{path}: digests added\n"
-    step, tensors = restore(run_dir)
-    assert step == 3
-    assert all(torch.equal(tensors[name], w) for name, w in make_tensors(3).items())
-    with pytest.raises(IncompatibleConfig, match="version is 2, expected 1"):
-        CliRunner().invoke(app, ["add-digests", str(path)], catch_exceptions=False)
-
-
-def test_digests_are_not_added_to_a_hostile_checkpoint(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    """Its index is read without running code here too."""
-    make_version_1(newest(run_dir))
-    (newest(run_dir) / INDEX).write_bytes(pickle.dumps(CreateFile(tmp_path / "ran")))
-    with pytest.raises(CheckpointDamaged, match="does not belong"):
-        CliRunner().invoke(
-            app, ["add-digests", str(newest(run_dir))], catch_exceptions=False
-        )
-    assert not (tmp_path / "ran").exists()
-    (newest(run_dir) / INDEX).unlink()
-    with pytest.raises(CheckpointDamaged, match=r"\.metadata is missing"):
-        CliRunner().invoke(
-            app, ["add-digests", str(newest(run_dir))], catch_exceptions=False
-        )

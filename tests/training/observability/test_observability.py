@@ -33,7 +33,7 @@ from training.errors import IncompatibleConfig
 from training.observability.console import configure_logging
 from training.observability.metrics_log import MetricsLog
 from training.observability.profiling import ScheduledGC, read_memory_peaks
-from training.observability.step_timer import StepTimer
+from training.observability.step_figures import StepTimer
 from training.parallel import distributed
 from training.planning.gpus import find_peak_flops
 from training.trainer import train

@@ -1,11 +1,50 @@
-"""Throughput, step time and MFU between two reports."""
+"""Figures of a step that the host reads later, and step time and MFU between two reports."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class StepFigures:
+    """Numbers of an enqueued step, on their way to the host.
+
+    Attributes:
+        step: finished steps, this one included.
+        position: rows of the global order that were read up to this step.
+        learning_rate: of this step.
+        waited_s: seconds spent waiting for its rows.
+        finished: perf_counter at its end: on a CPU when it was enqueued, on a GPU when it was read.
+    """
+
+    waited_s: float = 0.0
+
+    def __init__(
+        self, values: Sequence[Tensor], *, step: int, position: int, learning_rate: float
+    ) -> None:
+        """Start the copy of scalars to the host, without waiting for it."""
+        self.step, self.position, self.learning_rate = step, position, learning_rate
+        self.finished = time.perf_counter()
+        self._values = torch.stack([value.double() for value in values])
+        self._copied: torch.cuda.Event | None = None
+        if self._values.is_cuda:
+            # Without pinned memory, the copy would wait for the device.
+            host = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
+            self._values = host.copy_(self._values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> list[float]:
+        """Return the numbers. This waits until the device has computed the step."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self.finished = time.perf_counter()
+        return self._values.tolist()
 
 
 @dataclass
