@@ -265,16 +265,15 @@ def sweep(
     """Train with several learning rates, and compare the losses.
 
     The runs have the same seed and rows, in run_dir/lr-RATE. Started again, the sweep goes on.
-    The curves of all runs are in run_dir/sweep.html.
     """
     from training.config import load_config
-    from training.sweep import format_table, sweep, write_sweep
+    from training.sweep import format_table, sweep
 
     train_config = load_config(config, overrides or ())
     with _join_ranks(train_config) as context:
         runs = list(sweep(train_config, rates, context))
         if context.is_first and runs:
-            print("\n".join([*format_table(runs), str(write_sweep(train_config, runs))]))
+            print("\n".join(format_table(runs)))
     sys.exit(ExitCode.DONE if len(runs) == len(rates) else ExitCode.STOPPED)
 
 

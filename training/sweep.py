@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training.config import TrainConfig
 from training.errors import IncompatibleConfig, TrainingStopped
-from training.observability.curves import LOG_FILE, read_log, write_comparison
+from training.observability.curves import LOG_FILE, read_log
 from training.parallel.distributed import RankContext
 from training.trainer import train
 
@@ -71,14 +71,6 @@ def sweep(
                 return
         points = read_log(run_dir / LOG_FILE) if context.is_first else []
         yield _summarize(learning_rate, run_dir, points, fault)
-
-
-def write_sweep(config: TrainConfig, runs: Iterable[SweptRun]) -> Path:
-    """Write run_dir/sweep.html with the curves of all runs; return its path."""
-    points: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        points[f"{run.learning_rate:g}"] = read_log(run.run_dir / LOG_FILE)
-    return write_comparison(Path(config.run_dir) / "sweep.html", "learning rate", points)
 
 
 def format_table(runs: Sequence[SweptRun]) -> Iterator[str]:
