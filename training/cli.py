@@ -172,9 +172,6 @@ def plan(
             "nearest shape]"
         ),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(help="Also write a chart to this SVG file.")
-    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Estimate memory and time without training.
@@ -186,8 +183,7 @@ def plan(
     from training.config import load_config
     from training.planning.gpus import find_gpu
     from training.planning.plan import find_vocab_size, make_plan
-    from training.planning.plan_picture import draw_picture
-    from training.planning.plan_report import print_plan
+    from training.planning.report import print_plan
 
     train_config = load_config(config, overrides or ())
     result = make_plan(
@@ -200,8 +196,6 @@ def plan(
     )
     # Piped output has no terminal width; rich would cut the table at 80 columns.
     print_plan(result, SafeConsole(width=None if sys.stdout.isatty() else 160))
-    if picture is not None:
-        picture.write_text(draw_picture(result), encoding="utf-8")
     sys.exit(ExitCode.DONE if result.configured.fits(result.gpu) else ExitCode.FAILED)
 
 
@@ -241,8 +235,8 @@ def bench(
     compilation. The data of the config is not read, and nothing is saved. Use torchrun for several
     ranks.
     """
+    from training.bench import describe, measure
     from training.config import load_config
-    from training.planning.bench import describe, measure
     from training.planning.plan import find_vocab_size
 
     train_config = load_config(config, overrides or ())

@@ -239,7 +239,7 @@ def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the planner's estimate of the allocator's peak, without the CUDA context."""
     from benchmarks.training.entrant import make_config
     from training.planning.gpus import GIB
-    from training.planning.memory.footprint import estimate_footprint
+    from training.planning.memory import estimate_footprint
 
     planned = estimate_footprint(make_config(spec, "planned"), spec["vocab_size"], 1)
     peak = planned.peak

@@ -1,9 +1,8 @@
-"""Number of weights on each rank, by mesh and by the groups in which fully_shard gathers them."""
+"""Weights on each rank by layout: the mesh, and the shapes of all parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +38,6 @@ class MeshLayout:
     shard: int
     tensor: int
     context: int
-    is_zero1: bool
-    is_sharded: bool
     micro_batches: int
 
     @property
@@ -71,16 +68,9 @@ def plan_mesh(config: TrainConfig, num_gpus: int) -> MeshLayout:
             f"(data-parallel ranks) x {data.micro_batch_rows} (data.micro_batch_rows) = {rows} "
             f"rows are read at a time; raise the one or lower the other"
         )
-    return MeshLayout(
-        replicate=replicate,
-        shard=shard,
-        tensor=tensor,
-        context=parallel.context,
-        is_zero1=parallel.strategy == "zero1" and num_gpus > 1,
-        is_sharded=parallel.strategy in ("zero2", "zero3"),
-        # Rounded up, because a step ends with the first micro-batch that reaches global_batch_rows.
-        micro_batches=math.ceil(data.global_batch_rows / rows),
-    )
+    # Rounded up, because a step ends with the first micro-batch that reaches global_batch_rows.
+    micro_batches = math.ceil(data.global_batch_rows / rows)
+    return MeshLayout(replicate, shard, tensor, parallel.context, micro_batches)
 
 
 @dataclass(frozen=True)
@@ -96,8 +86,8 @@ class Weight:
         """Whether it is a matrix, and not the weight of a norm."""
         return self.columns > 1
 
-    def count_local(self, shard: int) -> int:
-        """Return how many elements a rank holds at most, if `shard` ranks share the matrix.
+    def count(self, shard: int = 1) -> int:
+        """Return how many numbers a rank holds at most, if `shard` ranks share the matrix.
 
         fully_shard cuts along rows and pads the last shard.
         """
@@ -105,61 +95,31 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class WeightGroup:
-    """Parameters that fully_shard gathers and reduces together."""
-
-    weights: tuple[Weight, ...]
-
-    def count_local(self, shard: int, *, trained_only: bool = False) -> int:
-        """Return the numbers on the fullest rank."""
-        total = 0
-        for weight in self.weights:
-            if weight.is_trained or not trained_only:
-                total += weight.count_local(shard)
-        return total
-
-    def count_gathered(self, shard: int) -> int:
-        """Return the number of elements when gathered, including padding."""
-        return shard * self.count_local(shard)
-
-    @property
-    def largest_trained(self) -> int:
-        """The number of elements of the largest trained matrix."""
-        return max(
-            (weight.count_local(1) for weight in self.weights if weight.is_trained),
-            default=0,
-        )
-
-
-@dataclass(frozen=True)
 class ModelWeights:
-    """The groups of a model in forward order; all blocks are alike."""
+    """The groups of parameters that fully_shard gathers together; all blocks are alike."""
 
-    embedding: WeightGroup
-    block: WeightGroup
-    head: WeightGroup
+    embedding: list[Weight]
+    block: list[Weight]
+    head: list[Weight]
     num_layers: int
-
-    def count_local(self, shard: int, *, trained_only: bool = False) -> int:
-        """Return the numbers on the fullest rank."""
-        embedding = self.embedding.count_local(shard, trained_only=trained_only)
-        block = self.block.count_local(shard, trained_only=trained_only)
-        head = self.head.count_local(shard, trained_only=trained_only)
-        return embedding + self.num_layers * block + head
 
     @property
     def all(self) -> list[Weight]:
         """All parameters in the order of the decoder."""
-        blocks = self.block.weights * self.num_layers
-        return [*self.embedding.weights, *blocks, *self.head.weights]
-
-    @property
-    def num_trained(self) -> int:
-        """The number of tensors that have optimizer state."""
-        return sum(weight.is_trained for weight in self.all)
+        return [*self.embedding, *self.block * self.num_layers, *self.head]
 
 
-def list_model_weights(config: TrainConfig, vocab_size: int, tensor: int) -> ModelWeights:
+def count(weights: list[Weight], shard: int = 1) -> int:
+    """Return the numbers on the fullest of `shard` ranks."""
+    return sum(weight.count(shard) for weight in weights)
+
+
+def select_trained(weights: list[Weight]) -> list[Weight]:
+    """Return the weights that have gradients and optimizer state."""
+    return [weight for weight in weights if weight.is_trained]
+
+
+def list_weights(config: TrainConfig, vocab_size: int, tensor: int) -> ModelWeights:
     """Return the parameters of a model on one of `tensor` tensor-parallel ranks.
 
     Raises:
@@ -174,26 +134,8 @@ def list_model_weights(config: TrainConfig, vocab_size: int, tensor: int) -> Mod
         decoder = Decoder(config.model.model_copy(update={"num_layers": 1}), vocab_size)
         if config.lora is not None:
             add_adapters(decoder, config.lora)
-    block = _list_group(decoder, ["layers"], tensor)
-    if config.model.tie_embeddings:
-        # One matrix, which fully_shard gathers for both uses.
-        embedding = WeightGroup(())
-        head = _list_group(decoder, ["embed_tokens", "norm"], tensor)
-    else:
-        embedding = _list_group(decoder, ["embed_tokens"], tensor)
-        head = _list_group(decoder, ["norm", "lm_head"], tensor)
-    return ModelWeights(embedding, block, head, config.model.num_layers)
-
-
-def _list_group(decoder: Decoder, module_names: list[str], tensor: int) -> WeightGroup:
-    weights: list[Weight] = []
-    for name in module_names:
-        weights += _list_weights(decoder.get_submodule(name), name, tensor)
-    return WeightGroup(tuple(weights))
-
-
-def _list_weights(module: torch.nn.Module, prefix: str, tensor: int) -> Iterator[Weight]:
-    for name, parameter in module.named_parameters(prefix):
+    groups: dict[str, list[Weight]] = {"embed_tokens": [], "layers": [], "head": []}
+    for name, parameter in decoder.named_parameters():
         layer = name.split(".")[-2]
         # A vector of n numbers counts as n rows of one column, because fully_shard cuts along rows.
         rows, columns = (*parameter.shape, 1)[:2]
@@ -201,4 +143,10 @@ def _list_weights(module: torch.nn.Module, prefix: str, tensor: int) -> Iterator
             rows //= tensor
         elif layer in _CUT_COLUMNS:
             columns //= tensor
-        yield Weight(rows, columns, parameter.requires_grad)
+        group = groups.get(name.split(".")[0], groups["head"])
+        group.append(Weight(rows, columns, parameter.requires_grad))
+    embedding, block, head = groups.values()
+    if config.model.tie_embeddings:
+        # One matrix, which fully_shard gathers for both uses.
+        embedding, head = [], [*embedding, *head]
+    return ModelWeights(embedding, block, head, config.model.num_layers)

@@ -9,15 +9,13 @@ from rich.table import Table
 
 from terminal_output import format_count, format_short
 from terminal_output.console import SafeConsole
-from training.planning.alternatives import MAX_CHANGES, SPARE_SHARE, Option
 from training.planning.gpus import GIB
-from training.planning.memory.footprint import MemoryUse
-from training.planning.plan import Plan
+from training.planning.memory import MemoryUse
+from training.planning.plan import MAX_CHANGES, SPARE_SHARE, Option, Plan
 
 _MOMENTS = {
     "loss": "after forward",
     "last": "in backward of the last block",
-    "first": "in backward of the first block",
     "end": "after backward",
 }
 _COLUMNS = {
@@ -36,12 +34,8 @@ _NOTE = f"""\
 GiB at the peak of the fullest GPU. Parameters, gradients and optimizer state are exact. The \
 context is assumed, and so is the {SPARE_SHARE:.0%} of memory left to the allocator. Compiled \
 blocks take less than shown. The speed includes recomputation, communication of tensor and \
-context parallelism, Muon, and transfers to CPU memory. It does not include the additional network \
-traffic of zero3.
-Against published peaks: Llama 3.1 8B on 8 GPUs, 2 rows of 8,192 tokens, zero3, selective. \
-torchtitan reports 82.4 GiB, and 77.0 compiled. This plan has 79.2 with the logits of all tokens \
-at once, as torchtitan computes them, and 70.4 with chunks of 4,096 tokens: the part `loss` \
-differs, 14.0 and 5.1 GiB. On 128 GPUs: 67.0, 62.0 compiled; 68.7 and 59.9."""
+context parallelism, and transfers to CPU memory. It does not include the additional network \
+traffic of zero3, nor Muon's products."""
 
 
 def print_plan(plan: Plan, console: SafeConsole) -> None:

@@ -17,10 +17,10 @@ from training.config import SyntheticConfig, TrainConfig
 from training.model.size import count_parameters
 from training.observability.summary import format_setup
 from training.parallel.distributed import RankContext
-from training.planning.alternatives import Estimator
 from training.planning.gpus import GIB, Gpu, find_peak_flops
-from training.planning.memory.footprint import estimate_footprint
-from training.planning.utilization import find_utilization
+from training.planning.memory import estimate_footprint
+from training.planning.plan import Estimator
+from training.planning.speed import find_utilization
 from training.trainer import Trainer
 
 _PROCESS = Path("/proc/self")
@@ -73,7 +73,7 @@ def measure(
         config, vocab_size, context.world_size, device_type=context.device.type
     )
     num_parameters = count_parameters(config.model, vocab_size)
-    nearest = find_utilization(num_parameters, config.data.seq_len, context.world_size)
+    nearest = find_utilization(num_parameters, config.data.seq_len)
     planned_tokens_per_s = _plan_tokens_per_s(config, context, vocab_size, nearest.share)
     return Measurement(
         last["tokens_per_s"],

@@ -1,13 +1,14 @@
-"""Seconds of a training step: computation, communication that does not overlap, and the optimizer."""
+"""Seconds of a training step, from the published utilization of the nearest shape."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from training.config import TrainConfig
 from training.model.size import count_flops_per_token
 from training.planning.gpus import Gpu
-from training.planning.memory.activations import FP32_BYTES, get_compute_bytes
-from training.planning.memory.footprint import Footprint
-from training.planning.memory.weight_layout import list_model_weights, plan_mesh
+from training.planning.memory import FP32_BYTES, Footprint, get_compute_bytes
 
 # Assumed, from pinned CPU memory to a GPU or back: PCIe 4.0 x16 has 31.5 GB/s per
 # direction.
@@ -29,8 +30,61 @@ NETWORK_BYTES_PER_S = 40e9
 # Assumed GPUs of a node.
 NODE_GPUS = 8
 
-# Newton-Schulz iterations of training/parallel/muon.py.
-_MUON_ITERATIONS = 5
+
+@dataclass(frozen=True)
+class Utilization:
+    """A measured share of the peak FLOP/s of H100 GPUs.
+
+    Attributes:
+        billions: parameters of the model.
+        seq_len: tokens per row.
+        share: FLOPs of a step / (seconds * peak), 0..1. Recomputed activations count as FLOPs
+            (hardware FLOPs utilization); without recomputation it is the MFU.
+        source: whose measurement it is.
+    """
+
+    billions: float
+    seq_len: int
+    share: float
+    source: str = "llm-foundry"
+
+    def describe(self) -> str:
+        """Return the shape and the source in words."""
+        return f"{self.source}, {self.billions:.1f} B, {self.seq_len:,} tokens"
+
+
+# mosaicml/llm-foundry, scripts/train/benchmarking/README.md at commit 8c8dd48 (July 2025): H100
+# 80 GB, bf16, FSDP, 8 GPUs (16 for 0.76 and 2.65 B, 64 for 65 B). With 512 GPUs they are up to 5
+# points lower. From 7 B at 4,096 tokens on, the table has only runs that recompute whole blocks.
+# pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 1, compiled, 8 GPUs: 6,667
+# tokens/s per GPU, with our FLOPs per token and 989 TFLOP/s.
+_MEASURED = (
+    Utilization(0.76, 2048, 0.3789),
+    Utilization(0.77, 8192, 0.3484),
+    Utilization(1.32, 2048, 0.4182),
+    Utilization(1.33, 8192, 0.3773),
+    Utilization(1.38, 32768, 0.3354),
+    Utilization(2.65, 2048, 0.4373),
+    Utilization(2.67, 8192, 0.4031),
+    Utilization(6.66, 2048, 0.4644),
+    Utilization(6.78, 32768, 0.4125),
+    Utilization(8.03, 8192, 0.390, "torchtitan"),
+    Utilization(12.85, 2048, 0.3979),
+    Utilization(13.01, 32768, 0.4224),
+    Utilization(29.98, 2048, 0.5082),
+    Utilization(30.02, 8192, 0.3990),
+    Utilization(64.86, 2048, 0.5676),
+)
+
+
+def find_utilization(num_parameters: float, seq_len: int) -> Utilization:
+    """Return the measurement whose shape is nearest, by factors of two."""
+
+    def measure_distance(found: Utilization) -> float:
+        by_parameters = abs(math.log2(found.billions * 1e9 / num_parameters))
+        return by_parameters + abs(math.log2(found.seq_len / seq_len))
+
+    return min(_MEASURED, key=measure_distance)
 
 
 def estimate_step_s(
@@ -44,8 +98,8 @@ def estimate_step_s(
 ) -> float:
     """Return the seconds of a step.
 
-    Copies of activation offload overlap with computation. Tensor and context parallelism, Muon
-    and the optimizer step on the CPU do not.
+    Copies of activation offload overlap with computation. Tensor and context parallelism and the
+    optimizer step on the CPU do not.
 
     Args:
         config: the run.
@@ -57,58 +111,13 @@ def estimate_step_s(
     """
     tokens = config.data.global_batch_rows * config.data.seq_len
     flops = tokens * _count_flops_per_token(config, vocab_size)
-    flops_per_s = gpu.peak_flops * utilization
-    compute_s = flops / (num_gpus * flops_per_s)
+    compute_s = flops / (num_gpus * gpu.peak_flops * utilization)
     exchange_s = _estimate_tensor_s(config, tokens, num_gpus)
     exchange_s += _estimate_context_s(config, tokens, num_gpus)
     # Out and back.
     offload_s = 2 * footprint.offloaded * footprint.micro_batches / HOST_LINK_BYTES_PER_S
-    optimizer_s = _estimate_host_s(config, footprint)
-    if config.optimizer.algorithm == "muon":
-        optimizer_s += estimate_muon_s(config, num_gpus, flops_per_s)
     # Offload copies run beside the computation, so the slower of both counts.
-    return max(compute_s + exchange_s, offload_s) + optimizer_s
-
-
-def estimate_muon_s(config: TrainConfig, num_gpus: int, flops_per_s: float) -> float:
-    """Return the seconds per step of Muon's orthogonalization and of its collectives.
-
-    An iteration on a matrix of m x n numbers, m the shorter side, has three products: 2 m m n,
-    2 m m m and 2 m m n FLOPs. In a round, each rank does one matrix, and all wait for the largest.
-    Each matrix is gathered by the ranks that share it, and broadcast to all.
-
-    Args:
-        config: the run.
-        num_gpus: ranks.
-        flops_per_s: of one GPU.
-    """
-    layout = plan_mesh(config, num_gpus)
-    # The vocabulary does not matter: Muon has the matrices of the blocks.
-    block = list_model_weights(config, 1, 1).block
-    shapes = [
-        (min(weight.rows, weight.columns), max(weight.rows, weight.columns))
-        for weight in block.weights
-        if weight.is_matrix
-    ]
-    flops = [
-        _MUON_ITERATIONS * (4 * short * short * long + 2 * short**3)
-        for short, long in shapes
-    ]
-    # Matrices are ordered by size.
-    ordered = sorted(flops * config.model.num_layers)
-    rounds = [ordered[at : at + num_gpus] for at in range(0, len(ordered), num_gpus)]
-    compute_s = sum(max(flops_of_ranks) for flops_of_ranks in rounds) / flops_per_s
-    numbers = config.model.num_layers * sum(short * long for short, long in shapes)
-    num_bytes = numbers * get_compute_bytes(config)
-    num_sharing = layout.shard * layout.tensor
-    gather_s = _estimate_ring_s(num_bytes, num_sharing)
-    return compute_s + gather_s + _estimate_ring_s(num_bytes, num_gpus)
-
-
-def _estimate_ring_s(num_bytes: int, num_ranks: int) -> float:
-    """Return the seconds in which each of the ranks receives the parts of all others."""
-    link = NODE_LINK_BYTES_PER_S if num_ranks <= NODE_GPUS else NETWORK_BYTES_PER_S
-    return num_bytes * (num_ranks - 1) / num_ranks / link
+    return max(compute_s + exchange_s, offload_s) + _estimate_host_s(config, footprint)
 
 
 def _count_flops_per_token(config: TrainConfig, vocab_size: int) -> int:
@@ -127,11 +136,9 @@ def _estimate_tensor_s(config: TrainConfig, tokens: int, num_gpus: int) -> float
     Korthikanti et al. 2022, section 4.2.2: a gather and a scatter around attention and
     feed-forward, in forward and backward.
     """
-    tensor = config.parallel.tensor
+    tensor, model = config.parallel.tensor, config.model
     # 4 collectives in forward and 4 in backward per layer, of one hidden vector per token
-    bytes_per_token = (
-        8 * config.model.num_layers * config.model.dim * get_compute_bytes(config)
-    )
+    bytes_per_token = 8 * model.num_layers * model.dim * get_compute_bytes(config)
     # A ring sends all but a rank's own part. 0 without tensor parallelism.
     sent_share = (tensor - 1) / tensor
     # All ranks of a tensor group process the same tokens.
@@ -140,17 +147,11 @@ def _estimate_tensor_s(config: TrainConfig, tokens: int, num_gpus: int) -> float
 
 
 def count_exchanged_bytes(config: TrainConfig) -> int:
-    """Return the bytes per token that context parallelism exchanges in a step.
+    """Return the bytes per token of a rank that context parallelism exchanges in a step.
 
     Jacobs et al. 2023 (DeepSpeed-Ulysses), section 3.2: of N tokens, an all-to-all of query, key
     and value before attention, 3 N h, and one of the output after it, N h. With grouped heads,
     keys and values are narrower. Backward exchanges the gradients of the same.
-
-    A ring (Liu et al. 2023, section 3.2) is not implemented. It would send keys and values c - 1
-    times, and not all tensors once.
-
-    Returns:
-        Bytes per token of this rank, of which it keeps one part of `parallel.context`.
     """
     model = config.model
     keys = model.num_kv_heads * model.head_dim
@@ -163,13 +164,12 @@ def count_exchanged_bytes(config: TrainConfig) -> int:
 def _estimate_context_s(config: TrainConfig, tokens: int, num_gpus: int) -> float:
     """Return the seconds per step of context parallelism's exchanges."""
     parallel = config.parallel
-    if parallel.context == 1:
-        return 0.0
     # The ranks of a tensor group process the same tokens; those of a context group do not.
     tokens_per_gpu = tokens * parallel.tensor / num_gpus
     # The ranks of a context group are `tensor` apart.
     group = parallel.context * parallel.tensor
     link = NODE_LINK_BYTES_PER_S if group <= NODE_GPUS else NETWORK_BYTES_PER_S
+    # 0 without context parallelism.
     sent_share = (parallel.context - 1) / parallel.context
     return tokens_per_gpu * count_exchanged_bytes(config) * sent_share / link
 
@@ -184,9 +184,8 @@ def _estimate_host_s(config: TrainConfig, footprint: Footprint) -> float:
     copies = 1
     if parallel.offload == "parameters":
         copies = footprint.micro_batches * (2 if parallel.strategy == "zero3" else 1)
-    transfer_s = (
-        footprint.gradients + copies * footprint.parameters
-    ) / HOST_LINK_BYTES_PER_S
+    num_bytes = footprint.gradients + copies * footprint.parameters
     # Trained parameters on this rank: each has one fp32 gradient.
     num_parameters = footprint.gradients / FP32_BYTES
-    return transfer_s + num_parameters * ADAM_BYTES_PER_PARAMETER / HOST_ADAM_BYTES_PER_S
+    adam_s = num_parameters * ADAM_BYTES_PER_PARAMETER / HOST_ADAM_BYTES_PER_S
+    return num_bytes / HOST_LINK_BYTES_PER_S + adam_s

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.training.conftest import make_settings
+from training import bench
 from training.cli import app
 from training.config import TrainConfig
 from training.data.batches import open_batches
 from training.parallel import distributed
-from training.planning import bench
 
 
 def run_bench(folder: Path) -> list[str]:

@@ -1,1 +1,0 @@
-"""Estimates of the memory of a training config, by the parts that take it."""
