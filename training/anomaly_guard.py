@@ -21,6 +21,12 @@ from training.errors import TrainingStopped
 # steps, because 0.98 ** 35 = 0.5.
 NORM_DECAY = 0.98
 
+# The run ends after this many bad steps in a row.
+MAX_CONSECUTIVE_SKIPS = 10
+
+# With on_bad_step rewind, the run ends at a bad step after this many rewinds to one checkpoint.
+MAX_REWINDS = 3
+
 
 class AnomalyGuard:
     """Refuses steps with a non-finite loss or gradient, or with a spike of the gradient norm.
@@ -84,14 +90,14 @@ class AnomalyGuard:
         self.num_bad += 1
         self._num_consecutive += 1
         self.wants_rewind = self._config.on_bad_step == "rewind"
-        max_skips = self._config.max_consecutive_skips
-        if self._config.on_bad_step == "stop" or self._num_consecutive >= max_skips:
+        is_over = self._num_consecutive >= MAX_CONSECUTIVE_SKIPS
+        if self._config.on_bad_step == "stop" or is_over:
             raise TrainingStopped(
                 f"step {step}: {self._describe(loss, norm)}; bad steps in a row: "
                 f"{self._num_consecutive} (anomaly_guard.on_bad_step is "
-                f"{self._config.on_bad_step}, max_consecutive_skips {max_skips}). The newest "
-                f"checkpoint is older: lower optimizer.learning_rate or inspect these rows, and "
-                f"start again"
+                f"{self._config.on_bad_step}; at most {MAX_CONSECUTIVE_SKIPS} are allowed). The "
+                f"newest checkpoint is older: lower optimizer.learning_rate or inspect these "
+                f"rows, and start again"
             )
 
     def rewind(self, state: Mapping[str, Any], step: int) -> None:
@@ -108,11 +114,11 @@ class AnomalyGuard:
         self._set_mean(state["mean_norm"])
         self._num_rewinds = self._num_rewinds + 1 if step == self._rewound_to else 1
         self._rewound_to = step
-        if self._num_rewinds > self._config.max_rewinds:
+        if self._num_rewinds > MAX_REWINDS:
             raise TrainingStopped(
-                f"the run has returned {self._config.max_rewinds} times to step {step} and met "
-                f"another bad step (anomaly_guard.max_rewinds). Lower optimizer.learning_rate or "
-                f"raise anomaly_guard.spike_factor, and start again"
+                f"the run has returned {MAX_REWINDS} times to step {step} and met another bad "
+                f"step. Lower optimizer.learning_rate or raise anomaly_guard.spike_factor, and "
+                f"start again"
             )
 
     def skip(self) -> None:

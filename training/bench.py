@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from training.config import SyntheticConfig, TrainConfig
+from training.config import TrainConfig
 from training.model.size import count_parameters
 from training.observability.summary import format_setup
 from training.parallel.distributed import RankContext
@@ -135,13 +135,11 @@ def _make_config(
 ) -> TrainConfig:
     """Return the config without data, checkpoints, evaluations and other outputs."""
     settings = config.model_dump()
-    # The documents of a config for random rows keep their length.
-    synthetic = settings["data"]["synthetic"] or SyntheticConfig().model_dump()
     settings["data"] |= {
         "manifest": None,
         "mixture": None,
         "instructions": None,
-        "synthetic": synthetic,
+        "synthetic": True,
     }
     settings["model"] |= {"vocab_size": vocab_size, "initial_weights": None}
     settings["checkpoint"] |= {"every_steps": None, "upload": None}

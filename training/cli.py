@@ -121,7 +121,6 @@ def _join_ranks(config: TrainConfig) -> Generator[RankContext]:
             config.parallel,
             timeout_s=config.advanced.start_timeout_s,
             dump_dir=dump_dir,
-            expandable_segments=config.advanced.expandable_segments,
             eager_connections=config.advanced.eager_connections,
         )
     finally:

@@ -166,7 +166,6 @@ def run_worker(settings: Mapping[str, Any], stop_actor: Any) -> TrainResult:
             config.parallel,
             timeout_s=config.advanced.start_timeout_s,
             dump_dir=Path(config.run_dir) / "hang",
-            expandable_segments=config.advanced.expandable_segments,
         )
         configure_logging(is_first_rank=context.is_first)
         _ignore_in_root_handlers(LOGGERS)

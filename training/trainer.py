@@ -37,6 +37,7 @@ from training.model.size import (
 from training.observability.curves import write_report
 from training.observability.metrics_log import MetricsLog
 from training.observability.profiling import (
+    GC_EVERY_STEPS,
     ScheduledGC,
     read_memory_peaks,
     record_memory_history,
@@ -160,7 +161,7 @@ class Trainer:
             self.metrics_log,
         )
         cleanup.callback(close_endpoint)
-        self.scheduled_gc = ScheduledGC(config.advanced.gc_every_steps)
+        self.scheduled_gc = ScheduledGC(GC_EVERY_STEPS)
         cleanup.callback(self.scheduled_gc.close)
         self.flops_per_token = count_flops_per_token(
             config.model, self.vocab_size, config.data.seq_len

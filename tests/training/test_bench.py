@@ -60,11 +60,11 @@ def test_bench_measures_speed_where_the_system_gives_no_peak(
 
 
 def test_random_rows_depend_on_seed_and_position_only(tmp_path: Path) -> None:
-    """A resumed iterator continues; documents have the configured length."""
+    """A resumed iterator continues; documents have 1,000 tokens, but for the last of a row."""
     settings = make_settings(
         tmp_path,
         None,
-        data={"synthetic": {"document_tokens": 30}, "micro_batch_rows": 3},
+        data={"synthetic": True, "seq_len": 2500, "micro_batch_rows": 3},
         model={"vocab_size": 256},
     )
     config = TrainConfig.model_validate(settings)
@@ -85,12 +85,12 @@ def test_random_rows_depend_on_seed_and_position_only(tmp_path: Path) -> None:
         assert left.labels[:, :-1].equal(right.input_ids[:, 1:])
     allowed = found[0].mask.allowed
     assert allowed is not None
-    # Rows of 64 tokens: documents of 30, 30 and 4.
-    assert allowed[0].squeeze().sum().item() == 2 * (30 * 31 // 2) + 4 * 5 // 2
+    pairs = 2 * (1000 * 1001 // 2) + 500 * 501 // 2
+    assert allowed[0].squeeze().sum().item() == pairs
 
 
 def test_random_rows_need_a_vocabulary(tmp_path: Path) -> None:
     """There is no tokenizer to take it from."""
-    settings = make_settings(tmp_path, None, data={"synthetic": {}})
+    settings = make_settings(tmp_path, None, data={"synthetic": True})
     with pytest.raises(ValueError, match=r"data.synthetic needs model.vocab_size"):
         TrainConfig.model_validate(settings)

@@ -32,7 +32,7 @@ def test_a_sweep_compares_its_runs_and_goes_on(language: Path, tmp_path: Path) -
         data={"global_batch_rows": 2},
         optimizer={"warmup_steps": 0, "max_grad_norm": 1e30},
         checkpoint={"every_steps": 2},
-        anomaly_guard={"max_consecutive_skips": 1},
+        anomaly_guard={"on_bad_step": "stop"},
     )
     rates = [1e-5, 1e-3, 1e30]
     runs = run_sweep(config, rates)

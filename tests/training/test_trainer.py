@@ -327,7 +327,7 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
     """Steps with non-finite losses are skipped, until too many follow one another."""
     optimizer = {"learning_rate": 1e30, "warmup_steps": 0, "max_grad_norm": 1e30}
     with pytest.raises(
-        TrainingStopped, match=r"bad steps in a row: 3 .*lower optimizer.learning_rate"
+        TrainingStopped, match=r"bad steps in a row: 10 .*lower optimizer.learning_rate"
     ):
         train_here(
             make_config(
@@ -335,10 +335,9 @@ def test_bad_steps_are_skipped_and_counted(language: Path, tmp_path: Path) -> No
                 language,
                 steps=20,
                 optimizer=optimizer,
-                anomaly_guard={"max_consecutive_skips": 3},
             )
         )
-    assert [line["bad_steps"] for line in read_log(tmp_path / "run")][-2:] == [1, 2]
+    assert [line["bad_steps"] for line in read_log(tmp_path / "run")][-2:] == [8, 9]
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules

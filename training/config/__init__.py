@@ -8,7 +8,7 @@ the dataset is checked when the run starts, before the first step.
 """
 
 from training.config.base import Section
-from training.config.data import DataConfig, SourceConfig, SyntheticConfig
+from training.config.data import DataConfig, SourceConfig
 from training.config.evaluation import TasksConfig, ValidationConfig
 from training.config.model import LoraConfig, ModelConfig, RopeScaling
 from training.config.optimizer import AnomalyGuardConfig, OptimizerConfig
@@ -16,7 +16,6 @@ from training.config.outputs import (
     CheckpointConfig,
     ObservabilityConfig,
     PrometheusConfig,
-    WandbConfig,
 )
 from training.config.parallel import ParallelConfig, PrecisionConfig
 from training.config.run import AdvancedConfig, TrainConfig, load_config
@@ -36,10 +35,8 @@ __all__ = [
     "RopeScaling",
     "Section",
     "SourceConfig",
-    "SyntheticConfig",
     "TasksConfig",
     "TrainConfig",
     "ValidationConfig",
-    "WandbConfig",
     "load_config",
 ]

@@ -22,14 +22,6 @@ class SourceConfig(Section):
     )
 
 
-class SyntheticConfig(Section):
-    """Random rows, to measure or to test a layout without a dataset; needs model.vocab_size."""
-
-    document_tokens: Positive = Field(
-        default=1000, description="Tokens of each document in a row."
-    )
-
-
 class DataConfig(Section):
     """The training data: exactly one of `manifest`, `mixture`, `instructions`, `synthetic`."""
 
@@ -49,8 +41,10 @@ class DataConfig(Section):
         default=None,
         description="JSON-lines file of instructions or chats for fine-tuning (docs/training.md).",
     )
-    synthetic: SyntheticConfig | None = Field(
-        default=None, description="Random rows; {} uses the defaults."
+    synthetic: bool = Field(
+        default=False,
+        description="Random rows, to measure or to test a layout without a dataset; needs "
+        "model.vocab_size.",
     )
     tokenizer: str | None = Field(
         default=None,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from training.config.base import Positive, Section, Share
+from training.config.base import Section, Share
 
 
 class OptimizerConfig(Section):
@@ -17,15 +17,9 @@ class OptimizerConfig(Section):
         description="muon: Muon for the matrices of the blocks, AdamW for the rest. Its updates "
         "are scaled to the size of AdamW's, so the other keys keep their values (Liu et al. 2025).",
     )
-    muon_momentum: Share = Field(
-        default=0.95, description="Decay of Muon's momentum (Jordan et al. 2024: 0.95)."
-    )
     learning_rate: float = Field(default=3e-4, gt=0, description="Peak learning rate.")
     betas: tuple[Share, Share] = Field(
         default=(0.9, 0.95), description="Decay of the two moments (Llama: 0.9, 0.95)."
-    )
-    eps: float = Field(
-        default=1e-8, gt=0, description="Added to the square root of the second moment."
     )
     weight_decay: float = Field(
         default=0.1,
@@ -64,19 +58,12 @@ class AnomalyGuardConfig(Section):
         default="skip",
         description="skip: leave the parameters unchanged and count it. rewind: return to the "
         "newest checkpoint and leave out the rows since then (Chowdhery et al. 2022, section 5.1). "
-        "stop: end.",
-    )
-    max_rewinds: Positive = Field(
-        default=3,
-        description="rewind: the run ends at a bad step after this many rewinds to the same "
-        "checkpoint.",
+        "stop: end. A run ends after 10 bad steps in a row, or at a bad step after 3 rewinds to the "
+        "same checkpoint.",
     )
     spike_factor: float | None = Field(
         default=None,
         gt=1,
         description="A gradient norm above this multiple of its running mean is bad too. null: "
         "off.",
-    )
-    max_consecutive_skips: Positive = Field(
-        default=10, description="The run ends after this many bad steps in a row."
     )

@@ -33,15 +33,6 @@ class CheckpointConfig(Section):
     )
 
 
-class WandbConfig(Section):
-    """Weights & Biases; needs `pip install wandb`. WANDB_MODE=offline needs no network."""
-
-    project: str = Field(description="Name of the project.")
-    name: str | None = Field(
-        default=None, description="Name of the run. null: that of run_dir."
-    )
-
-
 class PrometheusConfig(Section):
     """A Prometheus endpoint on every rank (docs/watching.md)."""
 
@@ -66,8 +57,10 @@ class ObservabilityConfig(Section):
         description="Steps between reports to log.jsonl, TensorBoard and the terminal.",
     )
     tensorboard: bool = Field(default=True, description="Write run_dir/tensorboard.")
-    wandb: WandbConfig | None = Field(
-        default=None, description="Log to Weights & Biases too."
+    wandb: str | None = Field(
+        default=None,
+        description="Log to this project of Weights & Biases too, as a run with the name of "
+        "run_dir; needs `pip install wandb`. WANDB_MODE=offline needs no network.",
     )
     prometheus: PrometheusConfig | None = Field(
         default=None, description="Serve Prometheus metrics; {} uses the default port."

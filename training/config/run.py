@@ -20,11 +20,6 @@ from training.config.parallel import ParallelConfig, PrecisionConfig
 class AdvancedConfig(Section):
     """Keys that few runs need."""
 
-    gc_every_steps: Positive | None = Field(
-        default=50,
-        description="Steps between Python garbage collections, on all ranks together. null: "
-        "automatic.",
-    )
     start_timeout_s: Positive = Field(
         default=900,
         description="Timeout of collectives in the first step, which compiles and opens datasets.",
@@ -32,11 +27,6 @@ class AdvancedConfig(Section):
     step_timeout_s: Positive = Field(
         default=180,
         description="Timeout of collectives in later steps; a lost rank is noticed after it.",
-    )
-    expandable_segments: bool = Field(
-        default=True,
-        description="GPUs: the allocator grows its segments, which fragments memory less. "
-        "PYTORCH_ALLOC_CONF overrides it.",
     )
     eager_connections: bool = Field(
         default=False,
@@ -102,7 +92,7 @@ class TrainConfig(Section):
             faults.append(
                 f"precision.float8 {float8} cannot be combined with parallel.tensor {tensor}"
             )
-        if self.data.synthetic is not None and self.model.vocab_size is None:
+        if self.data.synthetic and self.model.vocab_size is None:
             faults.append("data.synthetic needs model.vocab_size, such as 50304")
         if self.tasks is not None and self.data.tokenizer is None:
             faults.append("tasks need data.tokenizer, the tokenizer of the dataset")

@@ -178,7 +178,7 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
 
         rows, vocab_size = open_instructions(data, context, documents=documents)
         return StepBatches(rows, data, context.device, mask_form), vocab_size
-    if data.synthetic is not None:
+    if data.synthetic:
         vocab_size = config.model.vocab_size
         assert vocab_size is not None  # checked with the config
         synthetic = SyntheticRows(data, vocab_size, context, documents)

@@ -13,6 +13,8 @@ from loader.reading.packing import compute_document_ids, compute_sequence_length
 from training.config import DataConfig
 from training.parallel.distributed import RankContext
 
+DOCUMENT_TOKENS = 1000
+
 
 class SyntheticRows:
     """An endless iterator of random rows, cut into documents of equal length.
@@ -35,13 +37,12 @@ class SyntheticRows:
             context: this rank.
             documents: fields about documents to add to batches, as those of TokenLoader.
         """
-        assert data.synthetic is not None
         self._data, self._vocab_size, self._documents = data, vocab_size, documents
         self._rank, self._world_size = resolve_rank(mesh=context.data_mesh)
         self._position = 0
         # (B, T) whether a token begins a document
         marks = np.zeros((data.micro_batch_rows, data.seq_len), np.bool_)
-        marks[:, :: data.synthetic.document_tokens] = True
+        marks[:, ::DOCUMENT_TOKENS] = True
         self._marks = marks
 
     def __next__(self) -> dict[str, Any]:

@@ -116,8 +116,8 @@ def _open_wandb(
             "or set it to null"
         ) from error
     return wandb.init(
-        project=config.wandb.project,
-        name=config.wandb.name or run_dir.name,
+        project=config.wandb,
+        name=run_dir.name,
         dir=str(run_dir),
         config=dict(settings),
     )

@@ -16,6 +16,10 @@ from training.parallel.distributed import RankContext
 
 MAX_MEMORY_EVENTS = 100_000
 
+# All ranks collect garbage at these steps. Otherwise every rank pauses at another time, and the
+# others wait for it.
+GC_EVERY_STEPS = 50
+
 
 def read_memory_peaks(device: torch.device) -> dict[str, float]:
     """Return the peak of this process, and those of its CUDA allocator since the last call.

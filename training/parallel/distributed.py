@@ -124,7 +124,6 @@ def init_distributed(
     *,
     timeout_s: float,
     dump_dir: Path,
-    expandable_segments: bool = True,
     eager_connections: bool = False,
 ) -> RankContext:
     """Join the process group, unless the launcher has joined it already, and build the mesh.
@@ -136,7 +135,6 @@ def init_distributed(
         parallel: degrees of the mesh.
         timeout_s: how long the first collectives wait for other ranks.
         dump_dir: folder for NCCL's flight recorder, written when a collective times out.
-        expandable_segments: GPUs: whether the allocator's segments can grow.
         eager_connections: GPUs: whether NCCL connects all ranks here.
 
     Raises:
@@ -144,9 +142,9 @@ def init_distributed(
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        if expandable_segments:
-            # Read when the first tensor is allocated. What the user has set is kept.
-            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        # Segments that grow fragment memory less. The setting is read when the first tensor is
+        # allocated. What the user has set is kept.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         device = _select_gpu(dump_dir)
     if not dist.is_initialized():
         bound_device = device if eager_connections and device.type == "cuda" else None

@@ -20,6 +20,12 @@ from training.config import OptimizerConfig, ParallelConfig
 from training.parallel.distributed import RankContext
 from training.parallel.muon import Muon
 
+# Added to the square root of the second moment (Kingma and Ba 2015).
+ADAM_EPS = 1e-8
+
+# Decay of Muon's momentum (Jordan et al. 2024).
+MUON_MOMENTUM = 0.95
+
 
 class Optimizer:
     """AdamW (Loshchilov and Hutter 2019) over the parameters that require a gradient.
@@ -49,7 +55,7 @@ class Optimizer:
         settings: dict[str, Any] = {
             "lr": config.learning_rate,
             "betas": config.betas,
-            "eps": config.eps,
+            "eps": ADAM_EPS,
             "fused": True,
         }
         groups = self._make_groups()
@@ -154,7 +160,7 @@ class Optimizer:
         return Muon(
             [master for name, master in self._masters.items() if self._is_for_muon(name)],
             lr=config.learning_rate,
-            momentum=config.muon_momentum,
+            momentum=MUON_MOMENTUM,
             weight_decay=config.weight_decay,
             compute_dtype=compute_dtype,
         )

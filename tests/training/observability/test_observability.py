@@ -119,7 +119,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    watching = {"every_steps": 1, "tensorboard": False, "wandb": {"project": "corpus"}}
+    watching = {"every_steps": 1, "tensorboard": False, "wandb": "corpus"}
     config = make_config(tmp_path / "run", language, steps=2, observability=watching)
     train(
         config,
