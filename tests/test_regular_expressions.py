@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 import time
+from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 PREFIXES = [
     "", " ", "\n", "+1 ", "<a ", "<noscript ", "HTTP/1.1 ", "WARC/1.0\r\nA", "<", "</",
-    "<!--", "charset=", "http://a", "//", "[", "&", "a@", "1-",
+    "<!--", "charset=", "http://a", "//", "[", "&", "a@", "1-", "DE89", "a (at) ", "Tel. ",
 ]  # fmt: skip
 REPEATED = [
     " ", "\t", "\n", "\r\n", "\u3000", "\ue000", "a ", "0 ", "00000000 ", "http://a ",
@@ -55,7 +56,7 @@ def find_patterns() -> dict[str, re.Pattern[Any]]:
 
 
 def _list_patterns(value: object) -> Iterator[re.Pattern[Any]]:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         value = list(value.values())
     for item in value if isinstance(value, list | tuple) else [value]:
         if isinstance(item, re.Pattern):

@@ -418,7 +418,8 @@ class TokenizeConfig(TokenizeSettings):
 
     pii: PiiSettings | None = Field(
         default=None,
-        description="Placeholders for e-mail, IP, phone and card numbers; null: no replacement.",
+        description="Placeholders for e-mail and IP addresses, and for phone, card and account numbers; "
+        "null: no replacement.",
     )
 
 

@@ -98,7 +98,7 @@ _EXPORT = """\
 ## Export
 
 `python -m pipeline export` writes the columns of `annotate: documents.parquet` with `text` first, then `bucket`, then `quality_score` with
-`select.score`, `mix_percentile`, `quality_bin` and `num_copies` with `select.mix`, and `pii_email`, `pii_ip`, `pii_card` and `pii_phone` with `tokenize.pii`.
+`select.score`, `mix_percentile`, `quality_bin` and `num_copies` with `select.mix`, and `pii_email`, `pii_iban`, `pii_ip`, `pii_card` and `pii_phone` with `tokenize.pii`.
 """
 
 

@@ -43,12 +43,16 @@ class UnicodeSettings(Settings):
 class PiiSettings(Settings):
     """The placeholder of each kind; null does not replace the kind.
 
-    The defaults are Dolma's (Soldaini et al. 2024, arXiv:2402.00159, section on PII), with a
-    similar one for cards. FineWeb uses `email@example.com` and unused IP addresses.
+    The defaults are Dolma's (Soldaini et al. 2024, arXiv:2402.00159, section on PII), with
+    similar ones for cards and bank accounts. FineWeb uses `email@example.com` and unused IP addresses.
     """
 
     email: str | None = Field(
         default="|||EMAIL_ADDRESS|||", description="Replaces an e-mail address."
+    )
+    iban: str | None = Field(
+        default="|||IBAN|||",
+        description="Replaces the number of a bank account (IBAN, ISO 13616).",
     )
     ip: str | None = Field(
         default="|||IP_ADDRESS|||", description="Replaces a public IP address, v4 or v6."

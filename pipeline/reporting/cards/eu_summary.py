@@ -235,7 +235,7 @@ def _list_content_rules(config: RunConfig) -> Iterator[str]:
         names = ", ".join(f"`{name}`" for name in classifiers.by_name)
         yield f"Classifiers judged the texts: {names}. What they find: {TO_BE_FILLED_IN}"
     if config.tokenize.pii is not None:
-        yield "E-mail addresses, IP addresses, phone and card numbers were replaced."
+        yield "E-mail and IP addresses, and phone, card and account numbers were replaced."
     else:
         yield "Personal data was not replaced."
 

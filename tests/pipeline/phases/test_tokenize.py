@@ -53,7 +53,8 @@ def test_personal_data_is_replaced_only_in_the_shards(small: Small, tmp_path: Pa
     replaced = {
         name: number for name, number in counters.items() if name.startswith("pii_")
     }
-    assert replaced == {"pii_email": 1, "pii_ip": 0, "pii_card": 0, "pii_phone": 1}
+    kinds = ("email", "iban", "ip", "card", "phone")
+    assert replaced == {f"pii_{kind}": int(kind in ("email", "phone")) for kind in kinds}
     for shown in (to_html(make_report(run)), format_report(run)):
         assert "Counted by tokenize: pii" in shown
         assert "E-mail addresses replaced" in shown

@@ -110,7 +110,7 @@ def test_measures_follow_from_the_config(small: Small) -> None:
     config = small.config(tokenize={"pii": {}}, extract={"url": {"subwords": ["casino"]}})
     taken = "\n".join(_describe_processing(config, 7))
     assert "`extract.url` were excluded" in taken
-    assert "phone and card numbers were replaced" in taken
+    assert "phone, card and account numbers were replaced" in taken
     assert "- Left out on request after they were read: 7 documents." in taken
 
 
