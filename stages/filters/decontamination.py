@@ -67,8 +67,9 @@ class Decontamination(Stage[DecontaminationSettings]):
     Speed per core: 50 MB/s for n-grams of one length (2 shared cores, 4.5 million n-grams), 30 MB/s
     for all lengths from 8 to 13. Memory: 17 bytes per n-gram.
 
-    Source: Brown et al. 2020 (GPT-3), appendix C: 13-grams of the sets in lower-case training text
-    without punctuation. GPT-3 removes 200 characters around a match; here the shares are stored.
+    Source: Brown et al. 2020 (GPT-3), appendix C: 13-grams of words in lower case, by white space, from
+    which punctuation is removed. Here punctuation separates words. GPT-3 removes 200 characters
+    around a match; here the shares are stored.
     """
 
     name = "decontamination"

@@ -157,6 +157,15 @@ def test_words_consist_of_letters_only() -> None:
     ]
 
 
+def test_a_hyphen_separates_words_as_any_dash_does(tmp_path: Path) -> None:
+    """GPT-3 removes it: there "well-known" is one word, and not the two of "well – known"."""
+    assert words("well-known") == words("well – known") == ["well", "known"]
+    example = "a well-known poet wrote it in the year of the great fire"
+    stage = opened(tmp_path, {"quiz": [example]})
+    texts = [example.replace("-", dash) for dash in ("-", "\u2010", " \u2013 ", "\u2014")]
+    assert find_overlaps(stage, *texts) == [{"quiz": (13, 1.0)}] * 4
+
+
 def test_width_and_normal_form_hide_no_example() -> None:
     """Full-width letters and digits, and accents as characters of their own."""
     assert words("\uff21\uff42\uff43 \uff11\uff12") == ["abc", "12"]
