@@ -19,7 +19,7 @@ TRAINER_TESTS ?= tests/training tests/benchmarks/test_training.py tests/benchmar
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo held-out watch test test-torch-lowest gpu-bundle quick check docs bench bench-peers test-faults clean
+.PHONY: help demo held-out watch test test-torch-lowest gpu-bundle quick check docs bench bench-peers test-heavy test-faults clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -77,8 +77,11 @@ bench: $(VENV)/test.stamp ## Run all benchmarks of docs/benchmarks.md and keep t
 bench-peers: $(VENV)/test.stamp ## Compare cc_net, datatrove, dolma, data-juicer and trafilatura with us on Debian's documentation (an hour)
 	$(BIN)/python -m benchmarks.peers.run --work runs/peers --compiling --save
 
-test-faults: $(VENV)/test.stamp ## Attack the software and print one table (an hour, or BUDGET_S=1500); SMALL=1: a minute
-	$(BIN)/python -m tests.faults $(if $(SMALL),--small,--coverage) $(if $(BUDGET_S),--budget-s $(BUDGET_S)) --json runs/faults.json
+test-heavy: $(VENV)/test.stamp ## Run in full what the tests try in a small form: more layouts, kills, machines, inputs (an hour)
+	$(BIN)/python -m pytest $(PARALLEL) -m heavy
+
+test-faults: $(VENV)/test.stamp ## Attack the software and print one table (an hour, or TRIES=20 of each; TRIES=small: a minute)
+	$(BIN)/python -m pytest -q $(PARALLEL) tests/faults --tries $(or $(TRIES),full)
 
 clean: ## Remove the environments and the demo's runs (the cache of models stays)
 	rm -rf $(VENV) $(LOWEST) .gpu-bundle runs

@@ -1,14 +1,22 @@
-"""What an attack is, and how attacks are found."""
+"""What an attack is, how attacks are found, and the process that makes their tries."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
+import logging
+import multiprocessing
+import os
 import pkgutil
 import shutil
+import signal
 import tempfile
+import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +36,8 @@ class Attack:
         name: The row of the table, "<module's subject>: <kind>", e.g. "rot: cut file".
         promise: What must hold, as one plain sentence. It is printed in the docs.
         num_tries: Number of seeds in full form.
-        num_small_tries: Number of seeds in the small form, which runs in CI. All attacks
-            together must take less than a minute there. 0: not in the small form.
+        num_small_tries: Number of seeds in the small form, which `make test` runs. 0: it is not
+            in the small form.
         attempt: Called with a seed and an empty folder. It must do the same for the same seed.
             It raises an error, best an AssertionError with a clear message, if the promise is
             broken. It returns the number of inputs that it tried; None means one.
@@ -46,23 +54,77 @@ class Attack:
     find_obstacle: Callable[[], str | None] = find_nothing
     timeout_s: float = 600.0
 
+    def count_tries(self, form: str) -> int:
+        """Return the number of tries in a form: "small", "full", or at most a number."""
+        if form == "small":
+            return self.num_small_tries
+        return self.num_tries if form == "full" else min(self.num_tries, int(form))
 
-def find_modules() -> list[str]:
-    """Return the sorted names of the modules that can have attacks.
 
-    Tests, and modules whose name begins with "_", are left out.
-    """
+def find_attacks() -> dict[str, tuple[Attack, ...]]:
+    """Return module -> its constant ATTACKS, for the modules of this folder that have one."""
     package = importlib.import_module(PACKAGE)
-    found = pkgutil.walk_packages(package.__path__, f"{PACKAGE}.")
-    names = [module.name for module in found if not module.ispkg]
-    return sorted(
-        name for name in names if not name.rpartition(".")[2].startswith(("_", "test_"))
-    )
+    names = [
+        found.name
+        for found in pkgutil.walk_packages(package.__path__, f"{PACKAGE}.")
+        if not found.ispkg and not found.name.rpartition(".")[2].startswith(("_", "test_"))
+    ]
+    attacks = {name: _get_attacks(name) for name in sorted(names)}
+    return {name: found for name, found in attacks.items() if found}
 
 
-def load_attacks(module: str) -> tuple[Attack, ...]:
-    """Return the attacks of a module; none if it has no constant ATTACKS."""
+def _get_attacks(module: str) -> tuple[Attack, ...]:
     return getattr(importlib.import_module(module), "ATTACKS", ())
+
+
+class AttackProcess:
+    """A process that makes the tries of one package, which share what its modules cache.
+
+    After a try that ended or blocked the process, the next one gets a new process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._executor: ProcessPoolExecutor | None = None
+        self._pid = 0
+
+    def attempt(self, module: str, attack: Attack, seed: int) -> tuple[int, str | None]:
+        """Make one try. Return the number of inputs, and what was broken or None."""
+        if self._executor is None:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(1, context, _begin, (self._folder,))
+            self._pid = self._executor.submit(os.getpid).result()
+        try:
+            done = self._executor.submit(_attempt, module, attack.name, seed)
+            return done.result(attack.timeout_s)
+        except (TimeoutError, BrokenProcessPool) as error:
+            self.stop()
+            return 1, f"the try did not end, or ended its process: {error!r}"
+
+    def stop(self) -> None:
+        """Kill the process."""
+        if self._executor is not None:
+            with contextlib.suppress(ProcessLookupError):  # the try may have ended it
+                os.kill(self._pid, signal.SIGKILL)
+            self._executor.shutdown()
+            self._executor = None
+
+
+def _begin(folder: Path) -> None:
+    # The session removes the folder, and with it what a killed process leaves.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    logging.basicConfig(handlers=[logging.NullHandler()])  # attacks cause many warnings
+
+
+def _attempt(module: str, name: str, seed: int) -> tuple[int, str | None]:
+    (attack,) = (each for each in _get_attacks(module) if each.name == name)
+    folder = Path(tempfile.mkdtemp(prefix=f"try-{seed}-"))
+    try:
+        return attack.attempt(seed, folder) or 1, None
+    except BaseException:  # noqa: BLE001 - those of pytest and torch are no Exception
+        return 1, traceback.format_exc()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @functools.cache

@@ -38,9 +38,9 @@ from tests.faults.runs.small_run import (
     wait_for,
 )
 from tests.loader.conftest import write_dataset
-from tests.loader.faults import FaultProxy, Server
+from tests.loader.faults import FaultProxy
 from tests.seaweed import BUCKET, KEYS, Seaweed
-from tests.storage.odd_server import FAULTS, FLIPPED_BIT, OddServer
+from tests.servers import FAULTS, FLIPPED_BIT, FileServer
 
 SEQ_LEN, BATCH_ROWS = 64, 8
 
@@ -176,7 +176,7 @@ def read_wrong_answers(fault: str, seed: int, folder: Path) -> None:
     """Read from a server that answers some requests, or all from one on, in a wrong way."""
     chosen = random.Random(seed)
     files = {path.name: path.read_bytes() for path in get_dataset().iterdir()}
-    with OddServer(files) as server:
+    with FileServer(files) as server:
         server.num_healthy = chosen.randrange(MIN_REQUESTS)
         server.num_faulty = chosen.choice((1, 3, None))
         server.fault = fault
@@ -198,12 +198,12 @@ def read_replaced_object(seed: int, folder: Path) -> None:
     num_bytes = chosen.choice((NUM_CONTENT_BYTES, NUM_CONTENT_BYTES // 2, 1))
     num_bytes_before = chosen.randrange(NUM_CONTENT_BYTES)
     options = {"access_key_id": "key", "secret_access_key": "secret"}
-    with OddServer({"bucket/content": old}) as server:
+    with FileServer({"bucket/content": old}) as server:
         settings = StorageSettings(endpoint=server.url, options=options)
         store = ObjectStore.from_address("s3://bucket", settings)
         with store.open("content") as file:
             found = file.read(num_bytes_before)
-            server.objects["bucket/content"] = chosen.randbytes(num_bytes)
+            server.files["bucket/content"] = chosen.randbytes(num_bytes)
             # Otherwise all bytes had been fetched before.
             with suppress(ObjectChanged):
                 found += file.read()
@@ -246,7 +246,7 @@ def read_through(
     break_proxy: Callable[[FaultProxy, random.Random], None], seed: int, folder: Path
 ) -> None:
     """Break the connections after some batches, and repair them after the error."""
-    chosen, server = random.Random(seed), Server(get_dataset())
+    chosen, server = random.Random(seed), FileServer(get_dataset())
     proxy = FaultProxy(server.port)
     # Without requests ahead, most blocks are fetched when the fault has begun.
     settings = make_settings(folder, ahead_bytes=1)
@@ -264,7 +264,7 @@ def read_through(
 
 def read_slowly(seed: int, folder: Path) -> None:
     """Read over a slow link: there is no error while bytes arrive."""
-    server = Server(get_dataset())
+    server = FileServer(get_dataset())
     proxy = FaultProxy(server.port)
     proxy.rate = random.Random(seed).uniform(20_000, 200_000)  # bytes per second
     reading = Reading(

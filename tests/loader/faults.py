@@ -1,78 +1,13 @@
-"""A web server with byte ranges, and a proxy that injects faults. Both use real sockets."""
+"""A proxy that injects faults between a client and a server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import socket
 import struct
 import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-
-
-class _Ranges(SimpleHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    requested: list[str]
-
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        if not path.is_file():
-            return self.send_error(404)
-        data = path.read_bytes()
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        first, last = (
-            (int(found[1]), min(int(found[2]), len(data) - 1))
-            if found
-            else (0, len(data) - 1)
-        )
-        self.send_response(206 if found else 200)
-        self.send_header("Content-Length", str(last - first + 1))
-        self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
-        if found:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-        self.end_headers()
-        self.wfile.write(data[first : last + 1])
-        return None
-
-    def log_request(self, *_: Any) -> None:
-        """Keep the path of the request."""
-        self.requested.append(self.path)
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
-
-class Server:
-    """Serves the files of a folder over HTTP.
-
-    Attributes:
-        requested: the paths of all requests.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.requested: list[str] = []
-        handler = type("BoundRanges", (_Ranges,), {"requested": self.requested})
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: Any) -> None:
-                """Ignore connections that the proxy resets."""
-
-        self._server = Quiet(("127.0.0.1", 0), partial(handler, directory=str(folder)))
-        self.port = int(self._server.server_address[1])
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._server.shutdown()
-        self._server.server_close()
 
 
 class FaultProxy:

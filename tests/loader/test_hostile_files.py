@@ -23,7 +23,6 @@ from loader.state import ResumeMismatch
 from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, ShardCorrupt, read_index
 from tests.loader.conftest import Dataset, write_dataset
-from tests.loader.faults import Server
 from tests.loader.forging import (
     forge_array,
     forge_index,
@@ -31,6 +30,7 @@ from tests.loader.forging import (
     sign_index,
     sign_manifest,
 )
+from tests.servers import FileServer
 
 T = 32
 
@@ -98,7 +98,7 @@ def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     if request.param == "disk":
         yield str(folder)
         return
-    server = Server(folder)
+    server = FileServer(folder)
     yield f"http://127.0.0.1:{server.port}"
     server.close()
 

@@ -26,10 +26,10 @@ from loader.storage import (
 from shardwriter.format import ShardCorrupt, read_index
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, write_dataset
-from tests.loader.faults import FaultProxy, Server
+from tests.loader.faults import FaultProxy
 from tests.pipeline.runs.waiting import wait_for
 from tests.seaweed import BUCKET, KEYS, Seaweed
-from tests.storage.odd_server import OddServer
+from tests.servers import FileServer
 
 pytest.importorskip("obstore")
 T = 64
@@ -47,15 +47,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def server(served: Dataset) -> Iterator[Server]:
+def server(served: Dataset) -> Iterator[FileServer]:
     """A web server for that dataset."""
-    made = Server(served.folder)
+    made = FileServer(served.folder)
     yield made
     made.close()
 
 
 @pytest.fixture
-def proxy(server: Server) -> Iterator[FaultProxy]:
+def proxy(server: FileServer) -> Iterator[FaultProxy]:
     """A proxy in front of the server, without faults yet."""
     made = FaultProxy(server.port)
     yield made
@@ -93,7 +93,7 @@ def expected(served: Dataset) -> list[list[int]]:
 
 
 def test_a_remote_dataset_has_the_rows_of_the_local_one(
-    server: Server, expected: list[list[int]], tmp_path: Path
+    server: FileServer, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """Over http; the second epoch comes from the cache."""
     address = f"http://127.0.0.1:{server.port}"
@@ -106,7 +106,9 @@ def test_a_remote_dataset_has_the_rows_of_the_local_one(
     assert stats["cache_hits"] > 3
 
 
-def test_blocks_are_fetched_ahead(server: Server, served: Dataset, tmp_path: Path) -> None:
+def test_blocks_are_fetched_ahead(
+    server: FileServer, served: Dataset, tmp_path: Path
+) -> None:
     """One batch starts the fetch of all blocks within ahead_bytes, or only of the next chunks."""
     whole = 3 * 200 * 100 * 2
 
@@ -140,7 +142,9 @@ def wait_for_threads(before: Sequence[threading.Thread]) -> None:
             assert not thread.is_alive(), thread.name
 
 
-def test_blocks_of_one_epoch_at_most_are_requested(server: Server, tmp_path: Path) -> None:
+def test_blocks_of_one_epoch_at_most_are_requested(
+    server: FileServer, tmp_path: Path
+) -> None:
     """A tiny dataset has 3,000 epochs within ahead_bytes; locating all of them takes 30 s."""
     before_s = time.process_time()
     threads = threading.enumerate()
@@ -252,7 +256,7 @@ def test_blocks_that_were_requested_ahead_do_not_delay_an_error(
         block_bytes=1024,
         fetch_threads=2,
     )
-    with OddServer(files) as server:
+    with FileServer(files) as server:
         server.num_healthy, server.fault = 12, fault
         loader = TokenLoader(
             server.url,
@@ -292,7 +296,7 @@ def test_a_manifest_that_cannot_be_read_is_requested_from_one_place(
 ) -> None:
     """If the server does not answer, the loader does not look for a link in place of the folder."""
     files = {f"run/dataset/{p.name}": p.read_bytes() for p in served.folder.iterdir()}
-    with OddServer(files) as server:
+    with FileServer(files) as server:
         server.fault = "no answer"
         with pytest.raises(ReadFailed, match=r"manifest.json.*no byte came for 1 s"):
             TokenLoader(
@@ -315,7 +319,7 @@ def list_open_files(*folders: Path) -> list[str]:
 
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_a_closed_loader_leaves_no_files_or_threads(
-    served: Dataset, server: Server, tmp_path: Path, is_remote: bool
+    served: Dataset, server: FileServer, tmp_path: Path, is_remote: bool
 ) -> None:
     """Also if it is closed in the middle of the epoch, and is not garbage-collected."""
     address = f"http://127.0.0.1:{server.port}" if is_remote else str(served.folder)
@@ -382,7 +386,7 @@ def test_a_bit_error_at_the_source_is_reported(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[int(read_index(path.with_suffix(".idx")).sample_offsets[2]) + 30] ^= 4
     path.write_bytes(data)
-    server = Server(made.folder)
+    server = FileServer(made.folder)
     with pytest.raises(
         ShardCorrupt,
         match=r"shard-000000.tar, sample 000000-0000\d, bytes \d+\.\.\d+: found tokens",
@@ -398,7 +402,7 @@ def test_a_bit_error_at_the_source_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_damaged_cache_file_is_fetched_again(
-    server: Server, expected: list[list[int]], tmp_path: Path
+    server: FileServer, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """The checksum detects damage by a bad disk too."""
     address, given = f"http://127.0.0.1:{server.port}", settings(tmp_path)
@@ -410,18 +414,20 @@ def test_a_damaged_cache_file_is_fetched_again(
     assert stream(address, given)[0] == expected
 
 
-def test_a_missing_file_is_an_error_at_once(server: Server, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_at_once(server: FileServer, tmp_path: Path) -> None:
     """It is not retried."""
-    with pytest.raises(ReadFailed, match=r"no/such/manifest.json \(head\): there is no dataset"):
+    with pytest.raises(
+        ReadFailed, match=r"no/such/manifest.json \(head\): there is no dataset"
+    ):
         stream(
             f"http://127.0.0.1:{server.port}/no/such",
             settings(tmp_path, stall_timeout_s=60),
         )
-    assert server.requested.count("/no/such/manifest.json") == 1
+    assert [path for _, path, _ in server.requests].count("no/such/manifest.json") == 1
 
 
 def test_the_cache_stays_within_its_size(
-    server: Server, expected: list[list[int]], tmp_path: Path
+    server: FileServer, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """With room for a third of the dataset, old blocks are deleted and the rows are the same."""
     given = settings(tmp_path, cache_bytes=50_000, block_bytes=8192)
@@ -436,7 +442,9 @@ BLOCK = "0123456789abcdef-shard-000000.tar-0-100"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_cache_folder_of_another_user_is_refused(server: Server, tmp_path: Path) -> None:
+def test_a_cache_folder_of_another_user_is_refused(
+    server: FileServer, tmp_path: Path
+) -> None:
     """The error names the folder, its owner and its mode, and what to set."""
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -469,7 +477,7 @@ def test_a_file_in_place_of_the_cache_folder_is_an_error(tmp_path: Path) -> None
 
 
 def test_other_content_of_the_cache_folder_is_left_alone(
-    server: Server, expected: list[list[int]], tmp_path: Path
+    server: FileServer, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """Files of any name, folders in place of blocks and lock files. The rows are the same."""
     cache = tmp_path / "cache"

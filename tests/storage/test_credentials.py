@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from storage import StorageSettings, open_store
 from storage.errors import AccessRefused, InvalidAddress
-from tests.storage.odd_server import OddServer
+from tests.servers import FileServer, Handler, serve
 
 ROLES = "/latest/meta-data/iam/security-credentials/"
 KEYS = (
@@ -22,27 +20,18 @@ KEYS = (
 )
 
 
-class RoleService(BaseHTTPRequestHandler):
+class RoleService(Handler):
     """The service that gives out the credentials of a machine's role."""
 
     answers: dict[str, str]
     is_over: threading.Event
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         answer = self.answers.get(self.path, self.answers.get("*"))
         if answer == "wait":
             self.is_over.wait(600)
-            return
-        self.send_response(404 if answer is None else 200)
-        self.send_header("Content-Length", str(len(answer or "")))
-        self.end_headers()
-        self.wfile.write((answer or "").encode())
-
-    def do_PUT(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
+        else:
+            self.send(404 if answer is None else 200, (answer or "").encode())
 
 
 @pytest.fixture
@@ -54,17 +43,10 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[st
     monkeypatch.setenv("HOME", str(tmp_path))
     is_over = threading.Event()
     made: dict[str, str] = {}
-    handler = type("Bound", (RoleService,), {"answers": made, "is_over": is_over})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        address = f"http://127.0.0.1:{server.server_address[1]}"
+    with serve(RoleService, answers=made, is_over=is_over) as address:
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", address)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
         yield made
         is_over.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -96,14 +78,14 @@ def test_missing_credentials_are_an_error_at_once(
 def test_credentials_of_a_role_are_used(answers: dict[str, str]) -> None:
     """A machine with a role needs no keys."""
     answers.update({"/latest/api/token": "token", ROLES: "reader", f"{ROLES}reader": KEYS})
-    with OddServer({"bucket/file": b"content"}) as server:
+    with FileServer({"bucket/file": b"content"}) as server:
         store = open_store("s3://bucket", StorageSettings(endpoint=server.url))
         assert store.read_bytes("file") == b"content"
 
 
 def test_a_public_bucket_needs_no_credentials(answers: dict[str, str]) -> None:
     """With the option of obstore for unsigned requests."""
-    with OddServer({"bucket/file": b"content"}) as server:
+    with FileServer({"bucket/file": b"content"}) as server:
         settings = StorageSettings(endpoint=server.url, options={"skip_signature": True})
         assert open_store("s3://bucket", settings).read_bytes("file") == b"content"
 

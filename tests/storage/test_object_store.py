@@ -18,7 +18,7 @@ from storage.object_store import ObjectStore
 from storage.retries import requests
 from tests.loader.faults import FaultProxy
 from tests.seaweed import Seaweed
-from tests.storage.odd_server import FAULTS, OddServer
+from tests.servers import FAULTS, FileServer
 
 CONTENT = bytes(i * i % 251 for i in range(3_000_000))
 
@@ -103,13 +103,13 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(
 
 
 @pytest.fixture
-def odd_server() -> Iterator[OddServer]:
+def odd_server() -> Iterator[FileServer]:
     """A server with CONTENT as the object "bucket/content"."""
-    with OddServer({"bucket/content": CONTENT}) as server:
+    with FileServer({"bucket/content": CONTENT}) as server:
         yield server
 
 
-def open_odd_store(server: OddServer, **given: Any) -> ObjectStore:
+def open_odd_store(server: FileServer, **given: Any) -> ObjectStore:
     """Return the server's bucket; requests are given up soon."""
     timeouts: dict[str, Any] = {"request_timeout_s": 0.5, "retry_timeout_s": 0.5}
     options = {"access_key_id": "key", "secret_access_key": "secret"}
@@ -121,7 +121,7 @@ def open_odd_store(server: OddServer, **given: Any) -> ObjectStore:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_answer_is_never_taken_for_the_object(
-    odd_server: OddServer, fault: str
+    odd_server: FileServer, fault: str
 ) -> None:
     """A server that answers correctly once and then breaks a rule gives the object, or an error."""
     store = open_odd_store(odd_server)
@@ -136,7 +136,7 @@ def test_a_wrong_answer_is_never_taken_for_the_object(
 
 
 @pytest.mark.parametrize("fault", ["other version", "shorter object"])
-def test_a_changed_object_is_requested_once(odd_server: OddServer, fault: str) -> None:
+def test_a_changed_object_is_requested_once(odd_server: FileServer, fault: str) -> None:
     """The error says what was found and what was expected."""
     store = open_odd_store(odd_server, retry_timeout_s=60.0)
     odd_server.fault = fault
@@ -150,7 +150,7 @@ def test_a_changed_object_is_requested_once(odd_server: OddServer, fault: str) -
     assert len(odd_server.ranges) == 1
 
 
-def test_a_range_behind_the_end_is_an_error_at_once(odd_server: OddServer) -> None:
+def test_a_range_behind_the_end_is_an_error_at_once(odd_server: FileServer) -> None:
     """The object is shorter than expected."""
     store = open_odd_store(odd_server, retry_timeout_s=60.0)
     with pytest.raises(ObjectChanged, match="416"):
@@ -159,7 +159,7 @@ def test_a_range_behind_the_end_is_an_error_at_once(odd_server: OddServer) -> No
 
 
 @pytest.mark.parametrize("fault", ["short answer", "withheld", "no answer", "503"])
-def test_the_time_until_an_error_is_limited(odd_server: OddServer, fault: str) -> None:
+def test_the_time_until_an_error_is_limited(odd_server: FileServer, fault: str) -> None:
     """At most `stall_timeout_s` after the last new byte, also if a request may take longer."""
     store = open_odd_store(odd_server, stall_timeout_s=2.0, request_timeout_s=60.0)
     odd_server.fault = fault

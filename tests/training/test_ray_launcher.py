@@ -132,6 +132,7 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
 
 
 @pytest.mark.ray
+@pytest.mark.heavy  # each launcher ends with the exit codes of the same function
 @pytest.mark.usefixtures("shared_ray")
 def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path) -> None:
     """Exit code 2 and the usual message; workers are not restarted."""

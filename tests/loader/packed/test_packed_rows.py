@@ -22,7 +22,6 @@ from loader.storage import ReadSettings
 from shardwriter.format import read_index
 from tests.loader import resume_law
 from tests.loader.conftest import END, Dataset, Make
-from tests.loader.faults import Server
 from tests.loader.packed.conftest import (
     IGNORED,
     list_pieces,
@@ -38,6 +37,7 @@ from tests.loader.resume_law import (
     read_steps,
 )
 from tests.loader.retraction.test_tombstones import draw_places, retract
+from tests.servers import FileServer
 
 
 def open_loader(source: Any, **given: Any) -> TokenLoader:
@@ -249,7 +249,7 @@ def test_a_remote_dataset_has_the_rows_of_the_local_one(
 ) -> None:
     """Over http, in small blocks; sections of the packing come from the cache."""
     pytest.importorskip("obstore")
-    server = Server(packed.folder)
+    server = FileServer(packed.folder)
     given = ReadSettings(cache_dir=tmp_path / "cache", block_bytes=1024)
     try:
         loader = open_loader(f"http://127.0.0.1:{server.port}", settings=given)

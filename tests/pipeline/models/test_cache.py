@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from pipeline.models import registry as model_registry
 from pipeline.models.cache import Asset, AssetFile, Folder, Trained, combine_digests, obtain
 from pipeline.models.download import FileOrigin, HttpsFile, LocalPath, PyPIFile
 from pipeline.models.registry import AssetError
+from tests.servers import Handler, serve
 
 CONTENT = b"a model\n"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -275,21 +275,15 @@ def test_a_failed_recipe_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> Non
         model_registry.resolve("test-model")
 
 
-class SlowHandler(BaseHTTPRequestHandler):
+class SlowHandler(Handler):
     """Serves CONTENT slowly, so that all processes wait, and counts the requests."""
 
     requests: list[str]
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         self.requests.append(self.path)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(CONTENT)))
-        self.end_headers()
         threading.Event().wait(0.5)
-        self.wfile.write(CONTENT)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal quiet."""
+        self.send(200, CONTENT)
 
 
 ONE_OF_MANY = """
@@ -305,13 +299,8 @@ print(obtain(asset).read_text())
 def test_one_of_several_processes_fetches() -> None:
     """Four processes get the file by one request."""
     requests: list[str] = []
-    handler = type("Bound", (SlowHandler,), {"requests": requests})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        thread = threading.Thread(
-            target=httpd.serve_forever, kwargs={"poll_interval": 0.01}
-        )
-        thread.start()
-        url = f"http://127.0.0.1:{httpd.server_address[1]}/model.bin"
+    with serve(SlowHandler, requests=requests) as address:
+        url = f"{address}/model.bin"
         command = [sys.executable, "-c", ONE_OF_MANY, url, SHA256]
         cwd = Path(model_registry.__file__).parent.parent
         running = [
@@ -319,8 +308,6 @@ def test_one_of_several_processes_fetches() -> None:
             for _ in range(4)
         ]
         outputs = [process.communicate(timeout=600)[0] for process in running]
-        httpd.shutdown()
-        thread.join()
     assert outputs == [CONTENT + b"\n"] * 4
     assert requests == ["/model.bin"]
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 from pipeline.models.download import AssetError, LocalPath, PyPIFile, download, fetch
 from storage.retries import RetryPolicy
 from tests.conftest import REPOSITORY
+from tests.servers import Handler, serve
 
 HASTY = RetryPolicy(max_attempts=3, first_wait_s=0.01, min_progress=1_000)
 
@@ -41,71 +40,41 @@ class Server:
     location: str | None = None
     # The Range header of every request.
     ranges: list[str | None] = field(default_factory=list[str | None])
-    port: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/folder/file.bin"
+    url: str = ""
 
 
-class Handler(BaseHTTPRequestHandler):
+class FileHandler(Handler):
     """Serves one file and parts of it, with the faults of `Server`."""
 
-    server_state: Server
+    state: Server
 
-    def do_GET(self) -> None:
-        state = self.server_state
-        asked = self.headers["Range"]
+    def answer(self) -> None:
+        state, asked = self.state, self.headers["Range"]
         state.ranges.append(asked)
         if state.status:
-            self.send_response(state.status)
-            if state.location:
-                self.send_header("Location", state.location)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.send(
+                state.status,
+                headers={"Location": state.location} if state.location else None,
+            )
             return
-        if asked and not state.ignores_range:
+        start, headers = 0, state.headers
+        is_part = asked is not None and not state.ignores_range
+        if is_part:
             start = int(asked.removeprefix("bytes=").removesuffix("-"))
-            self._send_part(start)
-        else:
-            start = 0
-            self.send_response(200)
-            self._send_headers(state.headers)
-        self.send_header("Content-Length", str(len(state.body) - start))
-        self.end_headers()
-        end = start + state.cut_after.pop(0) if state.cut_after else len(state.body)
-        self.wfile.write(state.body[start:end])
-
-    def _send_part(self, start: int) -> None:
-        state = self.server_state
-        self.send_response(206)
-        total = len(state.body) + state.part_total
-        first = start + state.part_offset
-        self.send_header("Content-Range", f"bytes {first}-{total - 1}/{total}")
-        headers = state.headers if state.part_headers is None else state.part_headers
-        self._send_headers(headers)
-
-    def _send_headers(self, headers: dict[str, str]) -> None:
-        for name, value in headers.items():
-            self.send_header(name, value)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal quiet."""
+            headers = state.headers if state.part_headers is None else state.part_headers
+            total = len(state.body) + state.part_total
+            place = f"bytes {start + state.part_offset}-{total - 1}/{total}"
+            headers = {**headers, "Content-Range": place}
+        cut = state.cut_after.pop(0) if state.cut_after else None
+        self.send(206 if is_part else 200, state.body[start:], headers, cut)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     state = Server(body=bytes(range(256)) * 100)
-    handler = type("BoundHandler", (Handler,), {"server_state": state})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        state.port = httpd.server_address[1]
-        thread = threading.Thread(
-            target=httpd.serve_forever, kwargs={"poll_interval": 0.01}
-        )
-        thread.start()
+    with serve(FileHandler, state=state) as address:
+        state.url = f"{address}/folder/file.bin"
         yield state
-        httpd.shutdown()
-        thread.join()
 
 
 def test_a_cut_connection_is_resumed_where_it_broke(

@@ -8,10 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +32,7 @@ from storage import StorageSettings
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.sample_crawl.invented import make_crawl
+from tests.servers import FileServer
 
 SNAPSHOT = "CC-MAIN-SAMPLE"
 
@@ -81,56 +79,6 @@ def test_splits_hold_each_file_once_in_order(
 # ---- Common Crawl ----
 
 
-@dataclass
-class Server:
-    """A snapshot behind HTTP, with faults that a test can set."""
-
-    folder: Path
-    port: int = 0
-    missing: set[str] = field(default_factory=set[str])  # names that are answered with 404
-    # name -> bytes of its next answer
-    cut_after: dict[str, int] = field(default_factory=dict[str, int])
-    # name, Range
-    requests: list[tuple[str, str | None]] = field(
-        default_factory=list[tuple[str, str | None]]
-    )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def list_ranges(self, name: str) -> list[str | None]:
-        """Return the Range headers of the requests for a file."""
-        return [wanted for path, wanted in self.requests if path.endswith(name)]
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Serve files with Range and If-Range (RFC 9110)."""
-
-    server_state: Server
-
-    def do_GET(self) -> None:
-        state, asked = self.server_state, self.headers["Range"]
-        name = self.path.rsplit("/", 1)[-1]
-        state.requests.append((self.path, asked))
-        path = state.folder / self.path.removeprefix("/")
-        if name in state.missing or not path.is_file():
-            self.send_error(404)
-            return
-        body = path.read_bytes()
-        start = int((asked or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
-        self.send_response(206 if asked else 200)
-        if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-        self.send_header("ETag", '"1"')
-        self.send_header("Content-Length", str(len(body) - start))
-        self.end_headers()
-        self.wfile.write(body[start : start + state.cut_after.pop(name, len(body))])
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SampleCrawl:
     """120 pages in three files, in the layout of a Common Crawl snapshot."""
@@ -143,29 +91,26 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> SampleCrawl:
 
 
 @pytest.fixture
-def server(snapshot: SampleCrawl) -> Iterator[Server]:
-    state = Server(snapshot.folder)
-    handler = type("BoundHandler", (Handler,), {"server_state": state})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        state.port = httpd.server_address[1]
-        thread = threading.Thread(
-            target=httpd.serve_forever, kwargs={"poll_interval": 0.01}
-        )
-        thread.start()
-        yield state
-        httpd.shutdown()
-        thread.join()
+def server(snapshot: SampleCrawl) -> Iterator[FileServer]:
+    """That snapshot behind HTTP."""
+    with FileServer(snapshot.folder) as made:
+        yield made
 
 
-def make_server_input(server: Server, **keys: Any) -> Mapping[str, Any]:
+def make_server_input(server: FileServer, **keys: Any) -> Mapping[str, Any]:
     """Return the input section that reads the server's snapshot."""
     return {
         "files": None,
-        "common_crawl": {"crawl": SNAPSHOT, "base_url": server.url, **keys},
+        "common_crawl": {"crawl": SNAPSHOT, "base_url": f"{server.url}/", **keys},
     }
 
 
-def list_server_splits(server: Server, **keys: Any) -> tuple[InputSplit, ...]:
+def get_path(file: Path, snapshot: SampleCrawl) -> str:
+    """Return the path of a file on the server."""
+    return file.relative_to(snapshot.folder).as_posix()
+
+
+def list_server_splits(server: FileServer, **keys: Any) -> tuple[InputSplit, ...]:
     return list_input_splits(InputConfig.model_validate(make_server_input(server, **keys)))
 
 
@@ -178,14 +123,14 @@ def read_shard_digests(run: RunFolder) -> dict[str, str]:
 
 
 def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
-    small: Small, server: Server, snapshot: SampleCrawl
+    small: Small, server: FileServer, snapshot: SampleCrawl
 ) -> None:
     """The list is requested once, and each file once."""
     fetched, _ = small.run(input=make_server_input(server))
     assert [split.key for split in fetched.splits] == [
         split.key for split in list_server_splits(server)
     ]
-    assert [path.rsplit("/", 1)[-1] for path, _ in server.requests] == [
+    assert [path.rsplit("/", 1)[-1] for _, path, _ in server.requests] == [
         "wet.paths.gz",
         *(path.name for path in snapshot.files),
     ]
@@ -196,7 +141,7 @@ def test_a_snapshot_gives_the_same_shards_as_its_files_on_disk(
     assert len(read_shard_digests(fetched)) == 2
 
 
-def test_planning_requests_only_the_list(server: Server, snapshot: SampleCrawl) -> None:
+def test_planning_requests_only_the_list(server: FileServer, snapshot: SampleCrawl) -> None:
     """Names, order and keys come from the list, which is requested once."""
     splits = list_server_splits(server)
     assert list_server_splits(server) == splits
@@ -204,12 +149,12 @@ def test_planning_requests_only_the_list(server: Server, snapshot: SampleCrawl) 
     assert names(splits) == [[path.name] for path in snapshot.files]
     assert {file.num_bytes for split in splits for file in split.files} == {None}
     assert all(
-        split.files[0].location.startswith(server.url + f"crawl-data/{SNAPSHOT}/segments/")
+        split.files[0].location.startswith(f"{server.url}/crawl-data/{SNAPSHOT}/segments/")
         for split in splits
     )
 
 
-def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> None:
+def test_a_slice_is_part_of_the_list(server: FileServer, snapshot: SampleCrawl) -> None:
     """It has `count` files from `first`, or all that follow."""
     files = [path.name for path in snapshot.files]
     assert names(list_server_splits(server, first=1, count=1)) == [files[1:2]]
@@ -226,7 +171,7 @@ def test_a_slice_is_part_of_the_list(server: Server, snapshot: SampleCrawl) -> N
     ],
 )
 def test_a_slice_beyond_the_list_is_refused(
-    server: Server, keys: dict[str, int], asked: str
+    server: FileServer, keys: dict[str, int], asked: str
 ) -> None:
     """The error has the requested range and the number of files."""
     with pytest.raises(ConfigError) as caught:
@@ -237,7 +182,7 @@ def test_a_slice_beyond_the_list_is_refused(
     assert caught.value.faults == (wanted,)
 
 
-def test_an_unknown_snapshot_is_reported(server: Server) -> None:
+def test_an_unknown_snapshot_is_reported(server: FileServer) -> None:
     """The error has the key, the name, the address and the server's answer."""
     with pytest.raises(
         ConfigError,
@@ -252,7 +197,7 @@ def test_an_unknown_snapshot_is_reported(server: Server) -> None:
     ids=["page", "cut", "empty"],
 )
 def test_a_damaged_list_is_refused_and_requested_again(
-    server: Server, tmp_path: Path, snapshot: SampleCrawl, content: bytes
+    server: FileServer, tmp_path: Path, snapshot: SampleCrawl, content: bytes
 ) -> None:
     """An HTML page, a truncated list and an empty file are not stored."""
     server.folder = tmp_path / "mirror"
@@ -267,11 +212,11 @@ def test_a_damaged_list_is_refused_and_requested_again(
 
 
 def test_a_transfer_that_is_cut_is_resumed(
-    small: Small, server: Server, snapshot: SampleCrawl
+    small: Small, server: FileServer, snapshot: SampleCrawl
 ) -> None:
     """The second request asks for the missing bytes, and the dataset is complete."""
     cut = snapshot.files[1]
-    server.cut_after[cut.name] = 1_000
+    server.cuts[get_path(cut, snapshot)] = 1_000
     run, _ = small.run(input=make_server_input(server))
     assert server.list_ranges(cut.name) == [None, "bytes=1000-"]
     record = run.folder("extract").record(run.splits[1].key)
@@ -279,11 +224,11 @@ def test_a_transfer_that_is_cut_is_resumed(
 
 
 def test_a_missing_file_fails_only_its_task(
-    small: Small, server: Server, snapshot: SampleCrawl
+    small: Small, server: FileServer, snapshot: SampleCrawl
 ) -> None:
     """The command ends with code 1 and names the file. The next run does only this task."""
     missing = snapshot.files[1].name
-    server.missing.add(missing)
+    server.failures[get_path(snapshot.files[1], snapshot)] = [404] * 1_000
     config = small.config(input=make_server_input(server))
     done = subprocess.run(
         [sys.executable, "-m", "pipeline", "run", str(small.path)],
@@ -300,7 +245,7 @@ def test_a_missing_file_fails_only_its_task(
     assert len(RunFolder.open(config.run_dir).folder("extract").list_done()) == 2
     with pytest.raises(RunAborted, match=f"000001-.*{missing}: the server says 404"):
         small.run(input=make_server_input(server))
-    server.missing.clear()
+    server.failures.clear()
     _, events = small.run(input=make_server_input(server))
     extracted = [
         event.task_id
@@ -311,7 +256,7 @@ def test_a_missing_file_fails_only_its_task(
 
 
 def test_a_fetched_copy_is_removed_after_use(
-    server: Server, snapshot: SampleCrawl, tmp_path: Path
+    server: FileServer, snapshot: SampleCrawl, tmp_path: Path
 ) -> None:
     """The file is in the scratch directory under its own name only while it is read."""
     (split,) = list_server_splits(server, count=1)

@@ -76,19 +76,30 @@ def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("num_ranks", "names"),
+    [
+        (2, ("full-checkpointing",)),
+        (4, ("shard", "tensor")),
+        *(
+            pytest.param(n, tuple(modes), marks=pytest.mark.heavy)
+            for n, modes in MODES.items()
+        ),
+    ],
+)
 def test_every_layout_has_the_losses_of_one_process(
-    num_ranks: int, reference: Path, language: Path, tmp_path: Path
+    num_ranks: int,
+    names: tuple[str, ...],
+    reference: Path,
+    language: Path,
+    tmp_path: Path,
 ) -> None:
     """In fp32 within 1e-5, in training and in validation; one process resumes the last run."""
-    runs = [
-        make_run(tmp_path / name, language, parallel)
-        for name, parallel in MODES[num_ranks].items()
-    ]
+    runs = [make_run(tmp_path / name, language, MODES[num_ranks][name]) for name in names]
     runs.append({**runs[-1], "run_dir": str(tmp_path / "resumed"), "steps": 2})
     train_all(num_ranks, runs, tmp_path)
     train_alone(make_run(tmp_path / "resumed", language, {"strategy": "ddp"}))
-    for name in (*MODES[num_ranks], "resumed"):
+    for name in (*names, "resumed"):
         run_dir = tmp_path / name
         assert losses(run_dir) == pytest.approx(losses(reference), rel=1e-5), name
         expected = pytest.approx(read_validation(reference), rel=1e-5)

@@ -136,6 +136,16 @@ def waiting_run(
         process.communicate()
 
 
+def check_loopback(waiting_run: WaitingRun) -> None:
+    """Control store, raylet, agents, workers and driver listen on loopback only."""
+    assert waiting_run.find("gcs_server")
+    assert waiting_run.find("raylet")
+    processes = list_descendants(waiting_run.process.pid)
+    listening = list_listening(each.pid for each in processes)
+    assert len(listening) >= 8, listening
+    assert [address for address, _ in listening if not is_loopback(address)] == []
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("name", "words"),
@@ -146,11 +156,15 @@ def waiting_run(
         pytest.param("ray::Runtime", "runtime environment agent", marks=pytest.mark.heavy),
     ],
 )
-def test_a_killed_process_of_ray_is_named(
+def test_a_local_ray_is_private_and_its_death_is_named(
     waiting_run: WaitingRun, name: str, words: str
 ) -> None:
-    """Exit code 1 and one line: what died, where the logs are, what is kept, how to go on."""
+    """Exit code 1 and one line: what died, where the logs are, what is kept, how to go on.
+
+    Before that, no other machine can reach a process of this Ray.
+    """
     waiting_run.wait_for_tasks()
+    check_loopback(waiting_run)
     # A process that it is starting has its name for a moment, and comes after it.
     victim = waiting_run.find(name)[0]
     victim.kill()
@@ -164,28 +178,15 @@ def test_a_killed_process_of_ray_is_named(
     assert waiting_run.continue_inline() == waiting_run.reference
 
 
-@pytest.mark.heavy  # the next test sends SIGTERM while tasks run
+@pytest.mark.heavy
 @pytest.mark.ray
-@pytest.mark.parametrize("started", ["gcs_server", "raylet"])
-def test_sigterm_while_ray_starts_ends_the_run(
-    waiting_run: WaitingRun, started: str
-) -> None:
+@pytest.mark.parametrize("moment", ["gcs_server", "raylet", "tasks"])
+def test_sigterm_ends_a_run_on_ray(waiting_run: WaitingRun, moment: str) -> None:
     """Ray replaces the handler of SIGTERM while it starts, and its native code may abort."""
-    waiting_run.wait_for_process(started)
-    waiting_run.process.terminate()
-    assert waiting_run.end() == (143, f"stopped by SIGTERM: {waiting_run.kept}")
-    assert waiting_run.continue_inline() == waiting_run.reference
-
-
-@pytest.mark.ray
-def test_a_local_ray_listens_on_loopback_only(waiting_run: WaitingRun) -> None:
-    """No other machine can reach the control store, raylet, agents, workers or driver; SIGTERM then ends them."""
-    waiting_run.wait_for_tasks()
-    processes = list_descendants(waiting_run.process.pid)
-    listening = list_listening(each.pid for each in processes)
-    assert {name for name in ("gcs_server", "raylet") if waiting_run.find(name)}
-    assert len(listening) >= 8, listening
-    assert [address for address, _ in listening if not is_loopback(address)] == []
+    if moment == "tasks":
+        waiting_run.wait_for_tasks()
+    else:
+        waiting_run.wait_for_process(moment)
     waiting_run.process.terminate()
     assert waiting_run.end() == (143, f"stopped by SIGTERM: {waiting_run.kept}")
     assert waiting_run.continue_inline() == waiting_run.reference
