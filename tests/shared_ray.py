@@ -30,6 +30,7 @@ class SharedRay:
 
     Attributes:
         environment: the variables with which a driver connects to it.
+        pid: the process from which all of its processes descend.
     """
 
     def __init__(self, repository: str, seaweed: Seaweed) -> None:
@@ -52,6 +53,7 @@ class SharedRay:
         address = self._process.stdout.readline().strip()
         assert address, "Ray did not start; see the output above"
         self.environment: Mapping[str, str] = {"RAY_ADDRESS": address}
+        self.pid = self._process.pid
 
     def stop(self) -> None:
         """Shut Ray down."""

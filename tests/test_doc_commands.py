@@ -88,14 +88,6 @@ def parse(program: typer.Typer, words: list[str]) -> None:
         command.make_context(words[0], rest, parent=context)
 
 
-def test_a_wrong_option_is_found() -> None:
-    """The check above can fail."""
-    with pytest.raises(Exception, match="--in"):
-        parse(pipeline.cli.make_program(), ["export", "runs/ccnet", "--in", "x"])
-    with pytest.raises(Exception, match="exprot"):
-        parse(pipeline.cli.make_program(), ["exprot", "runs/ccnet"])
-
-
 @pytest.mark.heavy
 @pytest.mark.models
 @pytest.mark.timeout(1800)

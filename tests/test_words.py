@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import REPOSITORY
 
 
@@ -193,32 +191,6 @@ def find_retired_words(name: str) -> Iterator[str]:
 def test_no_file_uses_a_retired_word() -> None:
     """Names, comments, docstrings, docs and configs are checked."""
     assert [finding for name in list_files() for finding in find_retired_words(name)] == []
-
-
-@pytest.mark.parametrize(
-    ("code", "is_found"),
-    [
-        ("def unit_index(): ...", True),
-        ("class LedgerRow: ...", True),
-        ('"""What befell the request."""', True),
-        ("def name_of(x): ...", True),
-        ("def load_split(x): ...", False),
-        ("x = 1  # the unit tests", False),
-        ('"""A file of\n    its own."""', True),
-    ],
-)
-def test_the_rule_finds_names_comments_and_docstrings(code: str, is_found: bool) -> None:
-    """The check above can fail, and splits identifiers into words."""
-    fragments = list(read_fragments(REPOSITORY / "stages" / "x.py", code))
-    fragments = [*fragments, *join_across_lines(fragments)]
-    texts = [split_identifiers(fragment) for _, fragment in fragments]
-    matches = [
-        word.pattern
-        for word in RETIRED
-        for text in texts
-        if re.search(word.pattern, text, re.IGNORECASE)
-    ]
-    assert bool(matches) == is_found
 
 
 def main(prefixes: list[str]) -> None:

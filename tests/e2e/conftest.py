@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,6 +69,10 @@ class Chain:
         """Run in this process and return the run folder and the events."""
         config = self.config(name, *overrides)
         return Path(config.run_dir), list(run(make_plan(config)))
+
+    def copy(self, run_dir: Path, name: str) -> Path:
+        """Return a copy of a finished run, which `run` with this name continues."""
+        return Path(shutil.copytree(run_dir, self.folder / name, symlinks=True))
 
     def command(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         """Start the same run as a process, by the command line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,13 +26,16 @@ pytestmark = pytest.mark.models
         ["select.language.min_score=0.9", "select.classifiers.wikipedia_reference.min=0.7"],
     ],
 )
-def test_preview_agrees_with_a_run(chain: Chain, overrides: list[str]) -> None:
+def test_preview_agrees_with_a_run(
+    chain: Chain, reference_run: Path, overrides: list[str]
+) -> None:
     """Every decision and every bucket equals that of a real run."""
-    run_dir, _ = chain.run("preview")
+    name = "preview-" + overrides[0].partition("=")[0]
+    run_dir = chain.copy(reference_run, name)
     before = RunFolder.open(run_dir)
     found = preview(before, overrides)
     decisions = pa.concat_tables(select_again(before, before.change_config(overrides)))
-    chain.run("preview", *overrides)
+    chain.run(name, *overrides)
     after = RunFolder.open(run_dir)
     paths = [
         after.folder("select").path(f"{split.key}.decisions.parquet")
@@ -46,17 +50,16 @@ def test_preview_agrees_with_a_run(chain: Chain, overrides: list[str]) -> None:
     )
 
 
-def test_preview_command(chain: Chain) -> None:
+def test_preview_command(reference_run: Path) -> None:
     """It prints tables or JSON; a change of another phase ends with exit code 2."""
-    run_dir, _ = chain.run("preview-command")
-    code, out = command("preview", run_dir, "--set", "select.language.min_score=0.99")
+    code, out = command("preview", reference_run, "--set", "select.language.min_score=0.99")
     assert (code, "Newly dropped" in out, "language.score_too_low (value 0.9" in out) == (
         0,
         True,
         True,
     ), out
     code, out = command(
-        "preview", run_dir, "--set", "select.language.min_score=0.99", "--json"
+        "preview", reference_run, "--set", "select.language.min_score=0.99", "--json"
     )
     figures = json.loads(out)
     newly_kept = figures["newly_kept"]["num_docs"]  # by the cut of the classifier
@@ -65,7 +68,9 @@ def test_preview_command(chain: Chain) -> None:
         == figures["before"]["num_docs"] - figures["after"]["num_docs"]
         > 0
     )
-    code, out = command("preview", run_dir, "--set", "annotate.minhash.num_permutations=64")
+    code, out = command(
+        "preview", reference_run, "--set", "annotate.minhash.num_permutations=64"
+    )
     assert (code, "annotate would have to run again" in out) == (2, True), out
-    code, out = command("preview", run_dir)
+    code, out = command("preview", reference_run)
     assert (code, "nothing to preview" in out) == (2, True), out

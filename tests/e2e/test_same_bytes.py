@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from pipeline.planning.plan import make_plan
 from storage.local import read_umask
 from tests.e2e.conftest import Chain, digests
 from tests.faults.runs.small_run import run_to_end, start_driver
+from tests.shared_ray import SharedRay
 
 pytestmark = pytest.mark.models
 
@@ -118,32 +118,29 @@ def test_a_complete_phase_keeps_its_partitions(
 
 
 @pytest.mark.ray
-def test_a_killed_run_on_a_local_ray_continues_to_the_same_bytes(
-    chain: Chain, reference_run: Path, umask: int
+def test_a_killed_run_on_a_local_ray_continues_on_a_cluster_to_the_same_bytes(
+    chain: Chain,
+    reference_run: Path,
+    umask: int,
+    ray_of_session: SharedRay,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Kill -9 of the driver and its Ray of one worker; the second run starts another Ray.
+    """Kill -9 of the driver and its Ray of one worker; the second run uses a cluster with two workers.
 
     Every file of every phase equals that of the in-process engine, and follows the umask.
     Only the session of Ray is private.
     """
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     on_ray = ("engine.kind=ray", "engine.workers=1")
     command = [word for setting in on_ray for word in ("--set", setting)]
     _stop_when(chain, "local-ray", "annotate", signal.SIGKILL, *command)
-    run_dir, _ = chain.run("local-ray", *on_ray)
+    for name, value in ray_of_session.environment.items():
+        monkeypatch.setenv(name, value)
+    run_dir, _ = chain.run("local-ray", "engine.kind=ray")
     assert digests(run_dir) == digests(reference_run)
     assert read_umask() == umask
     modes = read_modes(reference_run)
     assert read_modes(run_dir) == {name: mode & ~umask for name, mode in modes.items()}
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_a_cluster_with_two_workers_writes_the_same_bytes(
-    chain: Chain, reference_run: Path
-) -> None:
-    """Every file of every phase equals that of the in-process engine."""
-    run_dir, _ = chain.run("cluster", "engine.kind=ray")
-    assert digests(run_dir) == digests(reference_run)
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.heavy)])
@@ -194,7 +191,7 @@ def test_a_changed_threshold_reruns_select_and_dependent_phases(
     chain: Chain, reference_run: Path
 ) -> None:
     """The phases before it are complete, with the same fingerprints."""
-    shutil.copytree(reference_run, chain.folder / "threshold", symlinks=True)
+    chain.copy(reference_run, "threshold")
     _, events = chain.run("threshold", "select.language.min_score=0.9")
     started = [event.phase for event in events if isinstance(event, PhaseStarted)]
     assert started == [

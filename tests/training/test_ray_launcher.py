@@ -15,16 +15,18 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.processes import list_descendants
 from tests.conftest import REPOSITORY
+from tests.shared_ray import SharedRay
 from tests.training.conftest import losses, make_settings, train_all
 from training.checkpoint.marker import list_complete_checkpoints, parse_step
 
-STEPS = 40
+STEPS = 20
 # Neither Ray's private 077 nor the usual 022.
 UMASK = 0o027
 CHANGES: dict[str, Any] = {
     "steps": STEPS,
-    "checkpoint": {"every_steps": 10},
+    "checkpoint": {"every_steps": 5},
     "optimizer": {"schedule": "constant"},
 }
 
@@ -77,25 +79,10 @@ def read_modes(run_dir: Path) -> set[int]:
     return {path.stat().st_mode & 0o777 for path in ours}
 
 
-def find_worker_pids(driver: subprocess.Popen[str]) -> list[int]:
+def find_worker_pids(ray: SharedRay) -> list[int]:
     """Return the process ids of the ranks."""
-    parents: dict[int, int] = {}
-    names: dict[int, str] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            names[int(process.name)] = (process / "cmdline").read_text()
-            parents[int(process.name)] = int(
-                (process / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-        except OSError:  # it has ended meanwhile
-            continue
-    found: list[int] = []
-    for pid in (pid for pid, name in names.items() if "RayTrainWorker" in name):
-        ancestor = pid
-        while ancestor in parents and ancestor != driver.pid:
-            ancestor = parents[ancestor]
-        found += [pid] if ancestor == driver.pid else []
-    return found
+    found = list_descendants(ray.pid)
+    return [process.pid for process in found if process.name.startswith("ray::RayTrain")]
 
 
 def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
@@ -107,7 +94,7 @@ def wait_until(is_true: Any, driver: subprocess.Popen[str]) -> None:
 
 @pytest.mark.ray
 def test_a_killed_worker_is_replaced_and_sigterm_saves(
-    language: Path, plain: Path, tmp_path: Path
+    language: Path, plain: Path, shared_ray: SharedRay, tmp_path: Path
 ) -> None:
     """After kill -9 of a worker, losses are bit-identical to plain processes; SIGTERM then saves, with exit code 4."""
     run_dir = tmp_path / "run"
@@ -117,7 +104,7 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
     }
     driver = start(tmp_path, settings, "--workers", "2")
     wait_until(lambda: list_complete_checkpoints(run_dir / "checkpoints"), driver)
-    os.kill(find_worker_pids(driver)[-1], signal.SIGKILL)
+    os.kill(find_worker_pids(shared_ray)[-1], signal.SIGKILL)
     wait_until(lambda: len(losses(run_dir)) > STEPS, driver)
     driver.terminate()
     code, output = wait_for_exit(driver)
@@ -133,9 +120,8 @@ def test_a_killed_worker_is_replaced_and_sigterm_saves(
 
 @pytest.mark.ray
 @pytest.mark.heavy  # each launcher ends with the exit codes of the same function
-@pytest.mark.usefixtures("shared_ray")
 def test_an_incompatible_config_is_reported_once(language: Path, tmp_path: Path) -> None:
-    """Exit code 2 and the usual message; workers are not restarted."""
+    """Exit code 2 and the usual message; the workers of a Ray that it starts itself are not restarted."""
     settings = make_settings(tmp_path / "run", language, parallel={"tensor": 2})
     code, output = wait_for_exit(start(tmp_path, settings, "--workers", "1"))
     assert code == 2, output

@@ -28,6 +28,7 @@ from stages.dedup.minhash import (
     signatures,
     split_ngrams,
 )
+from tests.stages.batches import make_batch
 
 TEXT = st.text(
     st.sampled_from("aB .,\n\x00\x1c\u00a0é漢かกİΣσȺ😀'-")
@@ -42,15 +43,6 @@ def compute_reference(text: str, settings: MinHashSettings) -> datasketch.MinHas
         [gram.encode() for gram in split_ngrams(text, settings.ngram_words)]
     )
     return sketch
-
-
-def make_batch(*texts: str | None) -> pa.Table:
-    return pa.table(
-        {
-            "doc_id": pa.array(range(len(texts)), pa.uint64()),
-            "text": pa.array(texts, pa.large_string()),
-        }
-    )
 
 
 @given(st.lists(TEXT, max_size=6), st.integers(1, 6), st.sampled_from([16, 64, 128]))
@@ -230,7 +222,7 @@ def test_given_bands_are_used_as_in_datasketchs_index() -> None:
     rows = [
         set(row)
         for row in MinHash(settings)
-        .apply(make_batch(*texts))
+        .apply(make_batch(texts))
         .kept.column("minhash")
         .to_pylist()
     ]
@@ -246,7 +238,7 @@ def test_stored_ngrams_give_the_same_bands_as_the_texts(
 ) -> None:
     """So fuzzy_dedup can compute the bands of a document again."""
     settings = MinHashSettings(ngram_words=ngram_words, num_permutations=64)
-    batch = make_batch(*texts)
+    batch = make_batch(texts)
     from_ngrams = MinHash(settings).apply(batch).kept.column("minhash").to_pylist()
     from_texts = MinHash(settings.model_copy(update={"store_ngrams": False})).apply(batch)
     assert from_ngrams == from_texts.kept.column("minhash").to_pylist()
@@ -260,14 +252,14 @@ def test_batches_change_nothing(texts: list[str], cut: int) -> None:
     """Any cut of the rows gives the same columns."""
     stage = MinHash(MinHashSettings(num_permutations=16, threshold=0.5, recall=0.9))
     stage.open()
-    batch = make_batch(*texts)
+    batch = make_batch(texts)
     parts = [stage.apply(part).kept for part in (batch.slice(0, cut), batch.slice(cut))]
     assert pa.concat_tables(parts).equals(stage.apply(batch).kept)
 
 
 def test_documents_without_words_have_no_hashes() -> None:
     """Null and blank texts are compared with nothing."""
-    kept = MinHash(MinHashSettings()).apply(make_batch("some words", None, " ... ")).kept
+    kept = MinHash(MinHashSettings()).apply(make_batch(["some words", None, " ... "])).kept
     num_hashes = [row and len(row) for row in kept.column("minhash").to_pylist()]
     assert num_hashes == [16, None, None]
     assert list(map(len, kept.column("minhash_ngrams").to_pylist())) == [1, 0, 0]
@@ -276,7 +268,7 @@ def test_documents_without_words_have_no_hashes() -> None:
 def test_ngrams_are_added_only_where_they_are_stored() -> None:
     """Without them, no column is added for them."""
     stage = MinHash(MinHashSettings(store_ngrams=False))
-    assert "minhash_ngrams" not in stage.apply(make_batch("some words")).kept.column_names
+    assert "minhash_ngrams" not in stage.apply(make_batch(["some words"])).kept.column_names
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from stages.dedup.paragraphs import (
     ParagraphRemoval,
     ParagraphRemovalSettings,
 )
+from tests.stages.batches import make_batch
 
 Keep: TypeAlias = Literal["drop_all_copies", "keep_first"]
 
@@ -287,12 +288,7 @@ def documents_table(
     texts: list[str | None], removed: list[list[int] | None] | None = None
 ) -> pa.Table:
     """Return a batch of documents, with `duplicate_lines` if they are given."""
-    table = pa.table(
-        {
-            "doc_id": pa.array(range(len(texts)), pa.uint64()),
-            "text": pa.array(texts, pa.large_string()),
-        }
-    )
+    table = make_batch(texts)
     if removed is None:
         return table
     return table.append_column("duplicate_lines", pa.array(removed, pa.list_(pa.uint32())))

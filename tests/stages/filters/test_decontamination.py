@@ -24,6 +24,7 @@ from stages.filters.decontamination import (
     words,
 )
 from stages.kernels import ngram_overlap
+from tests.stages.batches import make_batch
 from tests.stages.examples import HOSTILE
 
 few_words = st.lists(
@@ -52,12 +53,7 @@ def find_overlaps(
     stage: Decontamination, *texts: str | None
 ) -> list[dict[str, tuple[int, float]]]:
     """Return, for each text, set -> (words, share)."""
-    batch = pa.table(
-        {
-            "doc_id": pa.array(range(len(texts)), pa.uint64()),
-            "text": pa.array(texts, pa.large_string()),
-        }
-    )
+    batch = make_batch(texts)
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("contamination").type == CONTAMINATION.type

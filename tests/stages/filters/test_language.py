@@ -36,6 +36,7 @@ from stages.settings.languages import (
     suggest_language,
 )
 from tests.conftest import REPOSITORY
+from tests.stages.batches import make_batch
 
 # Texts that trip line readers: empty, blank, NUL, odd line breaks, the model's own markers.
 HOSTILE = [
@@ -51,16 +52,6 @@ HOSTILE = [
     "</s> oui",
     "__label__xx",
 ]
-
-
-def make_batch(texts: Sequence[str | None]) -> pa.Table:
-    """Return a batch with one row per text."""
-    return pa.table(
-        {
-            "doc_id": pa.array(range(len(texts)), pa.uint64()),
-            "text": pa.array(texts, pa.large_string()),
-        },
-    )
 
 
 def opened(path: Path, max_chars: int | None = None) -> Language:

@@ -5,23 +5,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from stages.filters.length import Length, LengthSettings
-
-
-def make_batch(texts: Sequence[str | None]) -> pa.Table:
-    """Return a batch with one row per text."""
-    return pa.table(
-        {
-            "doc_id": pa.array(range(len(texts)), pa.uint64()),
-            "text": pa.array(texts, pa.large_string()),
-        },
-    )
+from tests.stages.batches import make_batch
 
 
 def list_kept_texts(stage: Length, texts: Sequence[str | None]) -> list[str | None]:

@@ -28,6 +28,7 @@ from stages.contract import Outcome
 from stages.transform.encoders import Gigatoken
 from stages.transform.tokenize import SLICE_BYTES, Tokenize, TokenizeSettings
 from stages.transform.tokenizer_files import MAX_VOCAB_SIZE, read_definition, spec_for_text
+from tests.stages.batches import make_batch
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog did not mind at all.",
@@ -57,16 +58,6 @@ crawled = st.lists(
     ),
     max_size=12,
 ).map("".join)
-
-
-def make_batch(texts: list[str | None]) -> pa.Table:
-    """Return a batch of documents with these texts, numbered from 0."""
-    return pa.table(
-        {
-            "doc_id": pa.array(range(len(texts)), pa.uint64()),
-            "text": pa.array(texts, pa.large_string()),
-        },
-    )
 
 
 def open_stage(path: Path, **keys: Any) -> Tokenize:

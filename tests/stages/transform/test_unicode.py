@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.transform.unicode import Unicode, UnicodeSettings
+from tests.stages.batches import make_batch
 
 GOOD = [
     'The treaty was signed at Q&A, "quoted", AT&T.\n\tTabs stay.',
@@ -84,12 +85,7 @@ SUSPICIOUS = opened()._suspicious
 
 def repair(stage: Unicode, texts: Sequence[str | None]) -> list[str | None]:
     """Check the outcome and return the texts."""
-    batch = pa.table(
-        {
-            "doc_id": pa.array(range(len(texts)), pa.uint64()),
-            "text": pa.array(texts, pa.large_string()),
-        }
-    )
+    batch = make_batch(texts)
     outcome = stage.apply(batch)
     outcome.check(batch, stage.name)
     assert outcome.kept.schema.field("text").type == pa.large_string()

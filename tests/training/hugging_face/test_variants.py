@@ -142,7 +142,7 @@ def test_two_matrices_do_not_fit_a_shared_one(tmp_path: Path) -> None:
     assert torch.equal(found["lm_head.weight"], found["embed_tokens.weight"])
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.heavy)])
 def test_every_distribution_has_the_losses_of_one_process(
     num_ranks: int, language: Path, tmp_path: Path
 ) -> None:
