@@ -34,6 +34,23 @@ NEEDS_CUDA = {
 }
 
 
+def test_checks_share_a_process_and_pass_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of the suite's checks, of which one needs CUDA. The next test runs all of them."""
+    few = tuple(
+        each for each in CHECKS if each.name in ("one context", "attention flash", "Muon")
+    )
+    monkeypatch.setattr("benchmarks.training.checks.catalog.CHECKS", few)
+    suite = Suite(TINY, 900, tmp_path)
+    write_dataset(Path(suite.dataset), TINY)
+    run_checks(suite)
+    assert list(suite.checks) == [each.name for each in few]
+    assert suite.checks.pop("one context") == "needs CUDA"
+    assert all(verdict.startswith("pass: ") for verdict in suite.checks.values())
+
+
+@pytest.mark.heavy
 def test_every_check_that_needs_no_gpu_passes_on_a_cpu(tmp_path: Path) -> None:
     """The others say that they need CUDA. The verdicts are printed and saved in order."""
     arguments = ("--tiny", "--only", "checks", "--budget-s", "900", "--save", str(tmp_path))
