@@ -117,6 +117,9 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         },
         "max_quarantined_share": 0.1,
     }
+    # Fewer phases: each starts its workers on both machines.
+    del tree["annotate"]["minhash"], tree["fuzzy_dedup"]
+    tree["select"] |= {"perplexity": {"cutoffs": "model"}, "classifiers": None}
     # A phase that only one of the machines can run.
     annotate = {"memory_mb": 800, "num_gpus": 0.5, "custom": {"classifier": 1}}
     tree["engine"] |= {"memory_mb": 600, "phases": {"annotate": annotate}}
