@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,26 +257,50 @@ def test_a_server_that_refuses_for_long_fails_the_task(
     assert read_words(found) == WORDS[5:15]
 
 
-def test_requests_keep_the_rate(snapshot: FileServer) -> None:
-    """At 100 requests per second, ten of them take at least 0.1 s."""
-    name = next(name for name in snapshot.files if "segments" in name)
-    started = time.monotonic()
+class Clock:
+    """A clock that goes on only while a reader sleeps: other work takes no time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def read_bytes(
+    snapshot: FileServer, monkeypatch: pytest.MonkeyPatch, *numbers: int
+) -> list[float]:
+    """Send so many requests, and then more, by one reader at 100 per second; return the seconds they take."""
+    clock = Clock()
+    monkeypatch.setattr(polite_reader, "time", clock)
     reader = PoliteReader(f"{snapshot.url}/", DEFAULT_SETTINGS, requests_per_s=100)
-    for start in range(10):
-        reader.read_range(name, start, start + 1)
-    assert time.monotonic() - started >= 10 / 100
+    name = next(name for name in snapshot.files if "segments" in name)
+    ends_s = [0.0]
+    for number in numbers:
+        for start in range(number):
+            reader.read_range(name, start, start + 1)
+        ends_s.append(clock.now_s)
+    return [end_s - start_s for start_s, end_s in itertools.pairwise(ends_s)]
 
 
-def test_requests_slow_down_after_a_refusal(snapshot: FileServer) -> None:
-    """Two refusals make the time between requests four times as long, which then shrinks."""
+def test_requests_keep_the_rate(
+    snapshot: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 100 requests per second, ten of them take 0.1 s."""
+    assert read_bytes(snapshot, monkeypatch, 10) == pytest.approx([0.1])
+
+
+def test_requests_slow_down_after_a_refusal(
+    snapshot: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two refusals make the time between requests four times as long, which then shrinks by 5 % each."""
     name = next(name for name in snapshot.files if "segments" in name)
     snapshot.failures[name] = [503, 503]
-    reader = PoliteReader(f"{snapshot.url}/", DEFAULT_SETTINGS, requests_per_s=100)
-    reader.read_range(name, 0, 1)
-    started = time.monotonic()
-    for start in range(5):
-        reader.read_range(name, start, start + 1)
-    assert time.monotonic() - started >= 4 * 0.01 * 4 * 0.95**5
+    _, later_s = read_bytes(snapshot, monkeypatch, 1, 5)
+    assert later_s == pytest.approx(sum(0.01 * 4 * 0.95**k for k in range(5)))
 
 
 @pytest.mark.parametrize(

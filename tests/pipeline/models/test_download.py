@@ -245,12 +245,13 @@ def test_a_missing_file_is_requested_once(server: Server, tmp_path: Path) -> Non
     assert len(server.ranges) == 1
 
 
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 503])
 def test_a_failing_server_is_tried_a_limited_number_of_times(
-    server: Server, tmp_path: Path
+    server: Server, tmp_path: Path, status: int
 ) -> None:
-    """A 503 is retried as often as the policy allows."""
-    server.status = 503
-    with pytest.raises(AssetError, match=r"3 attempts.*503"):
+    """A temporary refusal is retried as often as the policy allows."""
+    server.status = status
+    with pytest.raises(AssetError, match=rf"3 attempts.*{status}"):
         download(server.url, tmp_path / "file.bin", retries=HASTY)
     assert len(server.ranges) == 3
 
