@@ -38,8 +38,18 @@ def test_every_benchmark_has_a_test() -> None:
     assert QUICK_ARGUMENTS.keys() == PRINTED.keys() | {"runs.engine_overhead"}
 
 
+# They run the pipeline several times.
+SLOW = ("runs.memory", "runs.growth", "runs.calibrate", "runs.driver_scale")
+
+
 @pytest.mark.models
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.heavy] if name in SLOW else [])
+        for name in PRINTED
+    ],
+)
 def test_every_benchmark_runs_in_its_small_form(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

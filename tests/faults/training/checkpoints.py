@@ -113,7 +113,8 @@ def plant_code(seed: int, folder: Path) -> None:
     run_dir, newest = copy_run(folder)
     PLANTS[seed](newest, CreateFile(folder / "ran"))
     try:
-        with pytest.raises(CheckpointDamaged, match=str(newest)):
+        message = rf"{newest}.*(does not belong into an index|else than tensors)"
+        with pytest.raises(CheckpointDamaged, match=message):
             restore(run_dir)
     finally:
         assert not (folder / "ran").exists(), "the pickle ran a command"
@@ -224,7 +225,7 @@ ATTACKS = (
         name="training: pickle in a checkpoint",
         promise="Loading a checkpoint never runs code in it, also if all digests fit.",
         num_tries=len(PLANTS),
-        num_small_tries=1,
+        num_small_tries=len(PLANTS),
         attempt=plant_code,
     ),
     Attack(

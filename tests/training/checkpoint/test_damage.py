@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from typer.testing import CliRunner
 
 from tests.training.checkpoint.planted_code import (
-    PLANTS,
     SHARD,
     CreateFile,
     replace_file,
@@ -153,18 +152,6 @@ def test_other_programs_can_read_the_files(run_dir: Path) -> None:
     with pytest.warns(UserWarning, match="single process"):
         load(tensors, checkpoint_id=newest(run_dir), no_dist=True)
     assert torch.equal(tensors["model.w3"], make_tensors(3)["w3"])
-
-
-@pytest.mark.parametrize("plant", PLANTS)
-def test_code_in_a_checkpoint_is_not_run(
-    run_dir: Path, tmp_path: Path, plant: Callable[[Path, CreateFile], None]
-) -> None:
-    """Also if all digests fit, it is refused before anything is executed."""
-    plant(newest(run_dir), CreateFile(tmp_path / "ran"))
-    message = rf"{newest(run_dir)}.*(does not belong into an index|else than tensors)"
-    with pytest.raises(CheckpointDamaged, match=message):
-        restore(run_dir)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_an_index_cannot_lead_out_of_its_folder(run_dir: Path) -> None:
