@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -81,6 +81,10 @@ class Store(ABC):
         self, name: str, start: int, stop: int, version: str | None = None
     ) -> memoryview:
         """Return bytes start..stop-1, of that version of the file if one is given."""
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return several ranges of one file, start..stop-1 each."""
+        return [self.read_range(name, start, stop) for start, stop in ranges]
 
     @abstractmethod
     def read_version(self, name: str) -> tuple[bytes, str]:

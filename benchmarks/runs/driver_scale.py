@@ -172,7 +172,8 @@ def write_one_cluster(phase: FuzzyClusters) -> None:
     first_ids = np.arange(len(phase.plan.splits), dtype=np.uint64) << np.uint64(32)
     documents = np.concatenate([first_ids + 1, first_ids + 2])
     scores = np.random.default_rng(0).random((2, len(documents)))
-    columns = [np.ones_like(documents), documents, *scores]
+    places = np.zeros((2, len(documents)), np.uint64)
+    columns = [np.ones_like(documents), documents, *scores, *places]
     task_id = phase.task_ids()[0]
     with phase.folder.commit(task_id) as output:
         with pa.ipc.new_file(output.path(f"{task_id}.forest.arrow"), FOREST) as file:

@@ -9,7 +9,7 @@ Files that each phase writes, per input split or partition (read back by range, 
     substring_hashes SPLIT.windows.arrow: hashes of all windows of words
     substring_dedup  p000of001.repeated.arrow: per split, the windows that an earlier document has
     annotate         SPLIT.documents.parquet  SPLIT.decisions.parquet  SPLIT.bands.arrow
-                     SPLIT.ngrams.arrow, to compare candidates for near-duplicates
+                     SPLIT.ngrams.bin, to compare candidates for near-duplicates
     fuzzy_clusters   p000of001.forest.arrow: similar pairs  clusters.arrow: documents that pairs connect
     fuzzy_dedup      p000of001.dropped.arrow  near_duplicates.arrow: per split, the documents to drop and the ones kept
     signal_percentiles  nothing but counters: the signals of the quality score, by language

@@ -7,9 +7,7 @@ near-duplicates, have files of their own, which fuzzy_clusters and fuzzy_dedup r
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +21,7 @@ from pipeline.phases.dedup.substring_dedup import SubstringDedup
 from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.phase import SplitPhase, TaskCost
 from pipeline.runs.hash_partitions import join_batches, write_buckets
+from pipeline.runs.ngram_sets import NgramWriter
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
 from stages.contract import with_columns
@@ -53,34 +52,27 @@ NOT_WITH_DOCUMENTS = (
 # The value of `exact_dedup.by` for a copy of another document; null for all others.
 COPY_BY = pa.field("copy_by", pa.string())
 
-# Hashes to find near-duplicates by, with the values that rank them. So the merge does not
-# open any documents file.
+# Hashes to find near-duplicates by, with the values that rank them and the places of their
+# n-grams. So the merge does not open any documents file, and reads single sets of n-grams.
 BANDS = pa.schema(
     [
         pa.field("hash", pa.uint64()),
         pa.field("record", pa.uint32()),
         pa.field("num_chars", pa.uint32()),
         pa.field("perplexity", pa.float32()),  # null without one
+        pa.field("ngrams", pa.uint64()),  # null where n-grams are not stored
     ]
 )
 
 # The columns from which the files of bands and n-grams are made.
 BAND_COLUMNS = ("doc_id", "minhash", "minhash_ngrams", "num_chars", "perplexity")
 
-# Documents per record batch of n-grams: about 1 MB. Phases read only the batches of candidates.
-DOCS_PER_NGRAM_BATCH = 512
-
-# The hashes of the word n-grams of a document, each once, sorted.
-NGRAMS = pa.schema(
-    [pa.field("record", pa.uint32()), pa.field("ngrams", pa.large_list(pa.uint32()))]
-)
-
 
 class Annotate(SplitPhase):
     """Remove copies and duplicate lines, then store every score of the remaining text."""
 
     name = "annotate"
-    version = 3
+    version = 4
     parents = (Extract, ExactDedup, ParagraphDedup, SubstringDedup)
     stages = (
         ExactDedupFilter,
@@ -100,7 +92,7 @@ class Annotate(SplitPhase):
     documents = Artifact("documents.parquet")  # the columns of `stored`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
-    ngrams = Artifact("ngrams.arrow", NGRAMS)  # see `read_ngrams`
+    ngrams = Artifact("ngrams.bin")  # see pipeline/runs/ngram_sets.py
 
     reads = (
         Extract.documents,
@@ -179,7 +171,7 @@ class Annotate(SplitPhase):
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of documents with their scores, decisions, band hashes and n-grams."""
         settings = self.config.annotate.minhash
-        bands = None if settings is None else _BandWriter(settings)
+        bands = None if settings is None else _BandWriter(settings, output, task_id)
         return _AnnotateWriter(output, task_id, self.stored, bands)
 
 
@@ -200,12 +192,16 @@ def _list_by_record(
 
 
 class _BandWriter:
-    """Collects the band hashes of one split, and the n-grams to compare near-duplicates."""
+    """Writes the band hashes of one split, and the n-grams to compare near-duplicates."""
 
-    def __init__(self, settings: MinHashSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: MinHashSettings, output: PendingOutput, task_id: str
+    ) -> None:
+        self._path = output.path(Annotate.bands.file_name(task_id))
         self._rows: list[pa.RecordBatch] = []
-        self._lists: list[pa.RecordBatch] = []
+        self._ngrams: NgramWriter | None = None
+        if settings.store_ngrams:
+            self._ngrams = NgramWriter(output.path(Annotate.ngrams.file_name(task_id)))
 
     def add(self, kept: pa.Table) -> None:
         """Add the next documents."""
@@ -221,55 +217,28 @@ class _BandWriter:
             pa.array(records),
             documents.column("num_chars"),
             _get_perplexity(documents),
+            self._add_ngrams(documents),
         ]
         for column, wanted in zip(values, list(BANDS)[1:], strict=True):
             columns.append(column.take(document_of_hash).cast(wanted.type))
         self._rows += pa.table(columns, schema=BANDS).combine_chunks().to_batches()
-        if self._settings.store_ngrams:
-            lists = documents.column("minhash_ngrams").combine_chunks()
-            self._lists.append(pa.record_batch([pa.array(records), lists], schema=NGRAMS))
 
-    def write(self, output: PendingOutput, task_id: str) -> None:
-        """Write the files of the split."""
-        bands = output.path(Annotate.bands.file_name(task_id))
-        write_buckets(bands, join_batches(BANDS, self._rows))
-        if self._settings.store_ngrams:
-            path = output.path(Annotate.ngrams.file_name(task_id))
-            _write_ngrams(path, join_batches(NGRAMS, self._lists))
+    def _add_ngrams(self, documents: pa.Table) -> pa.Array:
+        if self._ngrams is None:
+            return pa.nulls(documents.num_rows, pa.uint64())
+        return pa.array(self._ngrams.add(documents["minhash_ngrams"].combine_chunks()))
+
+    def close(self) -> None:
+        """Finish the files of the split."""
+        write_buckets(self._path, join_batches(BANDS, self._rows))
+        if self._ngrams is not None:
+            self._ngrams.close()
 
 
 def _get_perplexity(documents: pa.Table) -> pa.Array | pa.ChunkedArray:
     if "perplexity" in documents.column_names:
         return documents.column("perplexity")
     return pa.nulls(documents.num_rows, pa.float32())
-
-
-def _write_ngrams(path: Path, ngrams: pa.RecordBatch) -> None:
-    """Write NGRAMS in batches, and the first record number of each batch in the schema's metadata."""
-    starts = range(0, ngrams.num_rows, DOCS_PER_NGRAM_BATCH)
-    firsts = [ngrams["record"][start].as_py() for start in starts]
-    schema = NGRAMS.with_metadata({"first_records": json.dumps(firsts)})
-    with pa.ipc.new_file(path, schema) as file:
-        for start in starts:
-            file.write_batch(ngrams.slice(start, DOCS_PER_NGRAM_BATCH))
-
-
-def read_ngrams(source: pa.NativeFile, records: NDArray[np.uint32]) -> Iterator[pa.Array]:
-    """Yield the n-gram sets of documents, from the batches that contain them.
-
-    Args:
-        source: a file of `Annotate.ngrams`; it is closed.
-        records: (n,) record numbers, sorted.
-    """
-    with source:
-        file = pa.ipc.open_file(source)
-        firsts = np.array(json.loads(file.schema.metadata[b"first_records"]), np.uint32)
-        batches = np.searchsorted(firsts, records, side="right") - 1
-        for index in np.unique(batches):
-            batch = file.get_batch(int(index))
-            wanted = records[batches == index]
-            rows = np.searchsorted(batch["record"].to_numpy(), wanted)
-            yield batch["ngrams"].take(pa.array(rows))
 
 
 class _AnnotateWriter(SplitWriter):
@@ -298,4 +267,4 @@ class _AnnotateWriter(SplitWriter):
         self._documents.start(self._schema)
         self._documents.close()
         if self._bands is not None:
-            self._bands.write(self.output, self.task_id)
+            self._bands.close()

@@ -23,6 +23,7 @@ from stages.mixing.mix import NUM_COPIES
 _FAMILIES = {"classifiers": "classifier_"}
 
 _PREFERENCE = "a higher one is preferred when one of two near-duplicates is kept"
+_PLACE = "Place in `ngrams.bin` of the n-grams (`pipeline/runs/ngram_sets.py`)"
 
 # Column -> its meaning.
 MEANINGS: Mapping[str, str] = {
@@ -47,7 +48,9 @@ MEANINGS: Mapping[str, str] = {
     "lines_removed": "Numbers of the lines that `annotate.lines` removed.",
     "main_content_chars": "Characters of the main content, if it was too short to be used.",
     "mix_percentile": "Share of worse documents in its language, in percent (`select.mix`).",
-    "ngrams": "Hashes of the word n-grams, each once, sorted.",
+    "ngrams": f"{_PLACE} of the document; of a cluster, of each document.",
+    "ngrams_of_one": f"{_PLACE} of `one`; 0 without a rule.",
+    "ngrams_of_other": f"{_PLACE} of `other`; 0 without a rule.",
     "num_chars": "Characters (code points) of the text at this point.",
     "num_copies": "How often the dataset has the document (`select.mix`).",
     "num_lines": "Lines of the text at this point.",

@@ -4,16 +4,18 @@ Documents that share a band hash are candidates, and their n-gram sets are compa
 partitions, connect the documents of a cluster. Which of them are dropped is decided in fuzzy_dedup.
 
     annotate: SPLIT.bands.arrow ──▶ p000of002: pairs, scores ──┐
-              SPLIT.ngrams.arrow    p001of002: pairs, scores ──┴▶ finish: clusters.arrow, one batch per task
+              SPLIT.ngrams.bin      p001of002: pairs, scores ──┴▶ finish: clusters.arrow, one batch per task
 
-A partition's task reads one range of the band hashes of all splits, and the n-grams of the documents that share one.
-The merge opens no files of splits (merge_forests.py).
+A partition's task reads one range of the band hashes of all splits, and of the documents that share one, only those
+n-gram sets that another set in their group can be similar to. The place of a set is stored beside the band hashes, and
+goes with the document to fuzzy_dedup (pipeline/runs/ngram_sets.py). The merge opens no files of splits
+(merge_forests.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.phases.annotate import Annotate, read_ngrams
+from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.merge_forests import (
     CLUSTERS,
@@ -44,9 +46,17 @@ from pipeline.runs.hash_partitions import (
     FileSlice,
     Partition,
     count_partitions,
+    find_bounds,
     name_partitions,
     read_slice,
     take_rows,
+)
+from pipeline.runs.ngram_sets import (
+    NgramReader,
+    are_large,
+    count_compared,
+    count_ngrams,
+    divide_groups,
 )
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
@@ -56,33 +66,31 @@ from stages.dedup.connected_components import Pairs
 from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands, flatten_lists
 from stages.kernels.dedup import near_duplicates as kernel
 
-# Memory of a partition per band hash if all documents are near-duplicates: 20 as read, and
-# 20 while its chunks are built. Later, without the rows, 24 for group and score, 16 for the
-# pair, and 96 while the spanning forest is built.
+# Memory of a partition per band hash if all documents are near-duplicates: 28 as read, and
+# 28 while its chunks are built. Later, without the rows, 32 for group, score and place, 16 for
+# the pair, and 96 while the spanning forest is built.
 BYTES_PER_BAND_HASH = 160
-
-# N-grams that are held at a time, except that one group or cluster is never divided: those
-# of 2**16 documents of 128 words (32 MB).
-MAX_NGRAMS_HELD = 2**23
 
 # Documents of clusters that one task of fuzzy_dedup decides on, except that one cluster is
 # never divided.
 MAX_MEMBERS_PER_TASK = 2**18
 
 # Pairs of documents, by ids in the order of `sources`, with scores: a document with a higher
-# score is preferred.
+# score is preferred. With the places of their n-grams; 0 without a rule.
 FOREST = pa.schema(
     [
         pa.field("one", pa.uint64()),
         pa.field("other", pa.uint64()),
         pa.field("score_of_one", pa.float64()),
         pa.field("score_of_other", pa.float64()),
+        pa.field("ngrams_of_one", pa.uint64()),
+        pa.field("ngrams_of_other", pa.uint64()),
     ]
 )
 
 # Documents of all groups, group after group; the sizes of the groups; and the ranking value
-# of each document.
-Groups = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[Any]]
+# of each document, and the place of its n-grams.
+Groups = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[Any], NDArray[np.uint64]]
 
 
 @dataclass(frozen=True)
@@ -115,14 +123,14 @@ class FuzzyClusters(PartitionPhase):
 
     name = "fuzzy_clusters"
     section = "fuzzy_dedup"
-    version = 1
+    version = 2
     parents = (Annotate,)
 
     forest = Artifact("forest.arrow", FOREST)
     # a batch per task of fuzzy_dedup
     clusters = MergedArtifact("clusters.arrow", CLUSTERS)
 
-    reads = (Annotate.bands,)
+    reads = (Annotate.bands, Annotate.ngrams)
     cost = TaskCost(
         grows_with="band_hashes",
         held_bytes=BYTES_PER_BAND_HASH,
@@ -183,17 +191,18 @@ class FuzzyClusters(PartitionPhase):
     def run(self, task_id: str) -> None:
         """Read one range of the band hashes of all splits, and write a spanning forest of its pairs, with scores."""
         counters = Counters()
-        documents, sizes, values = self._find_groups(task_id, counters)
+        documents, sizes, values, places = self._find_groups(task_id, counters)
         counters.add("band_hashes_shared", len(documents))
-        pairs = self._compare(documents, np.append(0, np.cumsum(sizes)))
+        pairs = self._compare(documents, np.append(0, np.cumsum(sizes)), places)
         forest = components.spanning_forest(pairs)
         ids, firsts = np.unique(documents, return_index=True)
-        scores = self._compute_scores(values[firsts])[np.searchsorted(ids, forest)]
+        rows = firsts[np.searchsorted(ids, forest)]
+        facts = [*self._compute_scores(values[rows]).T, *places[rows].T]
         with self.folder.commit(task_id) as output:
             with pa.ipc.new_file(
                 output.path(self.forest.file_name(task_id)), FOREST
             ) as file:
-                file.write_batch(pa.record_batch([*forest.T, *scores.T], schema=FOREST))
+                file.write_batch(pa.record_batch([*forest.T, *facts], schema=FOREST))
             output.record = {"counters": counters.to_json()}
 
     def _find_groups(self, name: str, counters: Counters) -> Groups:
@@ -208,6 +217,7 @@ class FuzzyClusters(PartitionPhase):
             self.folder.read_each(self.sources(Annotate.name), read), name
         )
         values = [self._read_values(i, rows) for i, rows in enumerate(partition.files)]
+        places = [self._read_places(rows) for rows in partition.files]
         found: list[Groups] = []
         for chunk in partition.chunks():
             hashes, ids = partition.gather(chunk)
@@ -219,14 +229,17 @@ class FuzzyClusters(PartitionPhase):
                     documents, starts, first_own
                 )
             rows = np.searchsorted(ids, documents)
-            found.append((documents, np.diff(starts), take_rows(values, chunk)[rows]))
+            ranking = take_rows(values, chunk)[rows]
+            found.append(
+                (documents, np.diff(starts), ranking, take_rows(places, chunk)[rows])
+            )
         num_hashes = sum(rows.num_rows for rows in partition.files[num_previous:])
         counters.add("band_hashes", num_hashes)
-        del partition, values  # before the groups are copied into one array
-        documents, sizes, ranking = (
+        del partition, values, places  # before the groups are copied into one array
+        documents, sizes, ranking, found_places = (
             np.concatenate(part) for part in zip(*found, strict=True)
         )
-        return documents, sizes, ranking
+        return documents, sizes, ranking, found_places
 
     def _read_values(self, index: int, rows: pa.RecordBatch) -> NDArray[Any]:
         """Return the values that rank the documents of a file, shape (n,).
@@ -240,6 +253,12 @@ class FuzzyClusters(PartitionPhase):
         column = rows["num_chars" if keep == "longest" else "perplexity"]
         return column.to_numpy(zero_copy_only=False)
 
+    def _read_places(self, rows: pa.RecordBatch) -> NDArray[np.uint64]:
+        """Return the places of the documents' n-grams, shape (n,); 0 without a rule."""
+        if Rule.from_config(self.config) is None:
+            return np.broadcast_to(np.uint64(0), rows.num_rows)
+        return rows["ngrams"].to_numpy()
+
     def _compute_scores(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """Return scores that rise with the number of characters, or fall with the perplexity."""
         assert self.config.fuzzy_dedup is not None
@@ -249,22 +268,35 @@ class FuzzyClusters(PartitionPhase):
         # A document without a perplexity has NaN here, and gets 0: the comparison is false.
         return np.divide(1.0, scores, out=np.zeros_like(scores), where=scores > 0)
 
-    def _compare(self, documents: NDArray[np.uint64], starts: NDArray[np.int64]) -> Pairs:
+    def _compare(
+        self,
+        documents: NDArray[np.uint64],
+        starts: NDArray[np.int64],
+        places: NDArray[np.uint64],
+    ) -> Pairs:
         """Return pairs that connect the similar documents of each group, or all of them without a rule."""
         rule = Rule.from_config(self.config)
-        if rule is None or not len(documents):
+        if rule is None:
             return components.pair_with_first(documents, starts)
-        found: list[Pairs] = []
-        for some, some_starts, ngrams in read_ngrams_of_groups(self, documents, starts):
-            found.append(
-                kernel.find_similar_pairs(
-                    some,
-                    some_starts,
-                    *flatten_lists(ngrams),
-                    rule.min_jaccard,
-                    rule.must_contain,
-                )
+        sizes = count_ngrams(places)
+        rows, starts = _find_comparable(documents, starts, sizes, rule.min_jaccard)
+        rows, starts = _cut_large_groups(rows, starts, sizes[rows])
+        documents, places, sizes = documents[rows], places[rows], sizes[rows]
+        reader = open_ngrams(self)
+        found: list[Pairs] = [np.empty((0, 2), np.uint64)]
+        memory_mb = self.config.engine.memory_mb
+        for some in divide_groups(starts, sizes, memory_mb):
+            bounds = starts[some.start : some.stop + 1]
+            here = slice(bounds[0], bounds[-1])
+            ngrams = reader.read(documents[here], places[here])
+            pairs = kernel.find_similar_pairs(
+                documents[here],
+                bounds - bounds[0],
+                *flatten_lists(ngrams),
+                rule.min_jaccard,
+                rule.must_contain,
             )
+            found.append(pairs)
         return np.concatenate(found)
 
     # ---- Merging the partitions ----
@@ -290,8 +322,11 @@ class FuzzyClusters(PartitionPhase):
         """Yield the pairs of each partition."""
         for task_id in self.task_ids():
             forest = read_batch(self.folder.open(self.forest.file_name(task_id)), 0)
-            one, other, *scores = (column.to_numpy() for column in forest.columns)
-            yield np.stack([one, other], axis=1), np.stack(scores, axis=1)
+            columns = [column.to_numpy() for column in forest.columns]
+            pairs, scores, places = (
+                np.stack(columns[i : i + 2], axis=1) for i in range(0, len(columns), 2)
+            )
+            yield pairs, scores, places
 
     def _resolve_previous(self, components: Components) -> None:
         """Replace the documents that previous runs dropped as near-duplicates, in place.
@@ -356,50 +391,69 @@ def _find_representatives(
     return is_dropped, kept
 
 
-def read_ngrams_of_groups(
-    phase: PartitionPhase, documents: NDArray[np.uint64], starts: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64], pa.LargeListArray]]:
-    """Yield whole groups with about MAX_NGRAMS_HELD n-grams: documents, starts, and their n-gram sets.
+def open_ngrams(phase: PartitionPhase) -> NgramReader:
+    """Return the reader of the n-grams of all sources."""
+    sources = phase.sources(Annotate.name)
+    return NgramReader(
+        [(folder, Annotate.ngrams.file_name(key)) for folder, key in sources]
+    )
+
+
+def _find_comparable(
+    documents: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    min_jaccard: float,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows of documents, group by group and by size, and the start of each group.
+
+    Documents are left out whose size is so different that none of their group is similar. Groups with the same
+    first document follow each other, because they often have the others in common, too.
 
     Args:
-        phase: the phase that reads the outputs of annotate.
-        documents: (m,) by ids in the order of `sources`, group by group.
+        documents: (m,) group by group.
         starts: (num_groups + 1,) the start of each group.
+        sizes: (m,) the number of n-grams of each document.
+        min_jaccard: of similar documents.
     """
-
-    def measure(lists: pa.Array) -> pa.Array:
-        return pc.list_value_length(lists).cast(pa.int64())
-
-    sizes = _read_ngrams(phase, documents, measure).to_numpy()
-    num_before = np.append(0, np.cumsum(sizes))[starts]  # n-grams before each group
-    begin = 0
-    while begin < len(starts) - 1:
-        limit = num_before[begin] + MAX_NGRAMS_HELD
-        end = max(begin + 1, int(np.searchsorted(num_before, limit, side="right")) - 1)
-        some = documents[starts[begin] : starts[end]]
-        some_starts = starts[begin : end + 1] - starts[begin]
-        yield some, some_starts, _read_ngrams(phase, some, lambda lists: lists)
-        begin = end
+    group_sizes = np.diff(starts)
+    firsts = np.repeat(documents[starts[:-1]], group_sizes)
+    groups = np.repeat(np.arange(len(group_sizes)), group_sizes)
+    rows = np.lexsort((sizes, groups, firsts))
+    del firsts
+    groups, sizes = groups[rows], sizes[rows]
+    is_near = np.zeros(len(rows) + 1, np.bool_)  # of a row and the one before
+    is_near[1:-1] = (groups[1:] == groups[:-1]) & (sizes[:-1] >= min_jaccard * sizes[1:])
+    is_comparable = is_near[1:] | is_near[:-1]
+    return rows[is_comparable], find_bounds(groups[is_comparable])
 
 
-def _read_ngrams(
-    phase: PartitionPhase,
-    documents: NDArray[np.uint64],
-    convert: Callable[[pa.Array], pa.Array],
-) -> pa.Array:
-    """Return, per document, the result of `convert` for its n-gram set."""
-    sources = phase.sources(Annotate.name)
-    indexes = documents >> np.uint64(32)
-    found: list[pa.Array] = []
-    for index in np.unique(indexes):
-        folder, key = sources[int(index)]
-        records = documents[indexes == index].astype(np.uint32)
-        distinct, places = np.unique(records, return_inverse=True)
-        source = folder.open(Annotate.ngrams.file_name(key))
-        lists = pa.concat_arrays([convert(part) for part in read_ngrams(source, distinct)])
-        found.append(lists.take(pa.array(places)))
-    by_file = np.argsort(indexes, kind="stable")
-    return pa.concat_arrays(found).take(pa.array(np.argsort(by_file)))
+def _cut_large_groups(
+    rows: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows and starts of groups with at most MAX_COMPARED documents and MAX_NGRAMS_COMPARED n-grams.
+
+    A larger group is cut. Neighbouring parts have one document in common, so documents that are all similar stay
+    connected.
+
+    Args:
+        rows: (m,) documents, by size in each group.
+        starts: (num_groups + 1,) the start of each group.
+        sizes: (m,) the number of n-grams of each row.
+    """
+    groups = np.stack([starts[:-1], starts[1:]], axis=1)
+    is_large = are_large(starts, sizes)
+    cut = [groups[~is_large]]
+    for start, end in groups[is_large].tolist():
+        stop = start + 1
+        while stop < end:
+            begin = stop - 1
+            stop = max(begin + 2, begin + count_compared(sizes[begin:end]))
+            cut.append(np.array([[begin, stop]]))
+    begins, ends = np.concatenate(cut).T
+    starts = np.append(0, np.cumsum(ends - begins))
+    offsets = np.repeat(begins - starts[:-1], ends - begins)
+    return rows[np.arange(starts[-1]) + offsets], starts
 
 
 def _compare_minhash(

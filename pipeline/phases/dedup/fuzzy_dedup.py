@@ -6,14 +6,14 @@ that previous runs kept are preferred to all others. Thresholds on scores do not
 (docs/decisions/0006-near-duplicates-before-thresholds.md).
 
     fuzzy_clusters: clusters.arrow ──▶ p000of002: dropped documents ──┐
-    annotate: SPLIT.ngrams.arrow       p001of002: dropped documents ──┴▶ finish: near_duplicates.arrow, one batch per split
+    annotate: SPLIT.ngrams.bin         p001of002: dropped documents ──┴▶ finish: near_duplicates.arrow, one batch per split
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -28,12 +28,18 @@ from pipeline.phases.dedup.fuzzy_clusters import (
     MAX_MEMBERS_PER_TASK,
     FuzzyClusters,
     Rule,
+    open_ngrams,
     read_batch,
-    read_ngrams_of_groups,
 )
 from pipeline.phases.phase import PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.hash_partitions import name_partitions
+from pipeline.runs.ngram_sets import (
+    are_large,
+    count_compared,
+    count_ngrams,
+    divide_groups,
+)
 from stages.contract import Counters
 from stages.dedup.minhash import flatten_lists, hash_bands_of_ngrams
 from stages.kernels.dedup import near_duplicates as kernel
@@ -103,7 +109,12 @@ class FuzzyDedup(PartitionPhase):
             is_decided = was_compared & (not rule.must_contain)
         found = [_keep_first(clusters.filter(pa.array(is_decided)))]
         if rule is not None and not is_decided.all():
-            found += self._compare(clusters.filter(pa.array(~is_decided)), rule)
+            undecided = clusters.filter(pa.array(~is_decided))
+            starts, _, places, _ = _flatten(undecided)
+            is_large = are_large(starts, count_ngrams(places))
+            for index in np.flatnonzero(is_large).tolist():
+                found += self._compare_large(undecided.slice(index, 1), rule)
+            found += self._compare(undecided.filter(pa.array(~is_large)), rule)
         columns = np.concatenate(found).T
         with self.folder.commit(task_id) as output:
             path = output.path(self.dropped.file_name(task_id))
@@ -113,29 +124,60 @@ class FuzzyDedup(PartitionPhase):
             counters.add("clustered", pc.sum(pc.list_value_length(clusters[0])).as_py())
             output.record = {"counters": counters.to_json()}
 
-    def _compare(self, clusters: pa.RecordBatch, rule: Rule) -> list[NDArray[np.uint64]]:
-        """Return the documents to drop and their representatives by the rule, shape (n, 2)."""
+    def _compare(
+        self, clusters: pa.RecordBatch, rule: Rule
+    ) -> Iterator[NDArray[np.uint64]]:
+        """Yield the documents to drop and their representatives by the rule, shape (n, 2)."""
+        starts, documents, places, num_fixed = _flatten(clusters)
+        memory_mb = self.config.engine.memory_mb
+        for some in divide_groups(starts, count_ngrams(places), memory_mb):
+            bounds = starts[some.start : some.stop + 1]
+            rows = np.arange(bounds[0], bounds[-1])
+            kept = self._choose(
+                documents[rows], places[rows], bounds - bounds[0], num_fixed[some], rule
+            )
+            yield _pair_dropped(documents, rows, rows[kept])
+
+    def _compare_large(
+        self, cluster: pa.RecordBatch, rule: Rule
+    ) -> Iterator[NDArray[np.uint64]]:
+        """Yield the same for one cluster, of which MAX_COMPARED documents are compared with the kept ones at a time."""
+        _, documents, places, num_fixed = _flatten(cluster)
+        sizes = count_ngrams(places)
+        kept = np.empty(0, np.int64)
+        begin = 0
+        while begin < len(documents):
+            end = begin + count_compared(sizes[begin:])
+            rows = np.append(kept, np.arange(begin, end))
+            fixed = len(kept) + np.clip(num_fixed - begin, 0, end - begin)
+            bounds = np.array([0, len(rows)])
+            chosen = rows[self._choose(documents[rows], places[rows], bounds, fixed, rule)]
+            yield _pair_dropped(documents, rows, chosen)
+            kept = rows[chosen == rows]
+            kept = kept[: count_compared(sizes[kept])]
+            begin = end
+
+    def _choose(
+        self,
+        documents: NDArray[np.uint64],
+        places: NDArray[np.uint64],
+        starts: NDArray[np.int64],
+        num_fixed: NDArray[np.int64],
+        rule: Rule,
+    ) -> NDArray[np.int64]:
+        """Return the index of each document's representative, shape (m,)."""
         minhash = self.config.annotate.minhash
         assert minhash is not None, "the config requires it"
-        starts, documents = flatten_lists(clusters["documents"])
-        all_fixed = clusters["num_previous"].to_numpy().astype(np.int64)
-        found: list[NDArray[np.uint64]] = []
-        num_read = 0
-        for some, some_starts, ngrams in read_ngrams_of_groups(self, documents, starts):
-            num_clusters = len(some_starts) - 1
-            bands, _ = hash_bands_of_ngrams(ngrams, minhash)
-            places = kernel.choose_representatives(
-                some_starts,
-                all_fixed[num_read : num_read + num_clusters],
-                *flatten_lists(ngrams),
-                bands,
-                rule.min_jaccard,
-                rule.must_contain,
-            )
-            is_dropped = places != np.arange(len(some))
-            found.append(np.stack([some, some[places]], axis=1)[is_dropped])
-            num_read += num_clusters
-        return found
+        ngrams = open_ngrams(self).read(documents, places)
+        bands, _ = hash_bands_of_ngrams(ngrams, minhash)
+        return kernel.choose_representatives(
+            starts,
+            num_fixed,
+            *flatten_lists(ngrams),
+            bands,
+            rule.min_jaccard,
+            rule.must_contain,
+        )
 
     # ---- Merging the tasks ----
 
@@ -183,6 +225,23 @@ class FuzzyDedup(PartitionPhase):
             columns = [pa.nulls(0, f.type) for f in NEAR_DUPLICATES]
             return pa.record_batch(columns, schema=NEAR_DUPLICATES)
         return read_batch(self.folder.open(self.near_duplicates.file_name), split.index)
+
+
+def _flatten(
+    clusters: pa.RecordBatch,
+) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the start of each cluster, its documents and their places, and how many are kept in any case."""
+    starts, documents = flatten_lists(clusters["documents"])
+    _, places = flatten_lists(clusters["ngrams"])
+    return starts, documents, places, clusters["num_previous"].to_numpy().astype(np.int64)
+
+
+def _pair_dropped(
+    documents: NDArray[np.uint64], rows: NDArray[np.int64], kept: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Return the documents of the rows that are not kept, and those of the kept rows, shape (n, 2)."""
+    is_dropped = rows != kept
+    return np.stack([documents[rows], documents[kept]], axis=1)[is_dropped]
 
 
 def _keep_first(clusters: pa.RecordBatch) -> NDArray[np.uint64]:

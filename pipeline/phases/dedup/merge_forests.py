@@ -24,10 +24,10 @@ from stages.dedup.connected_components import (
     unite,
 )
 
-# Bytes per document that has a similar one: 8 for its id, 8 for its score, and 4 each for its
-# root, the end of its cluster and its place in the order of clusters (8 each from 2**32
-# documents on).
-HELD_BYTES = 28
+# Bytes per document that has a similar one: 8 each for its id, its score and the place of its
+# n-grams, and 4 each for its root, the end of its cluster and its position in the order of
+# clusters (8 each from 2**32 documents on).
+HELD_BYTES = 36
 
 # Documents that are sorted at a time, except that one cluster is never divided. 25 MB.
 MAX_SORTED = 2**18
@@ -35,18 +35,20 @@ MAX_SORTED = 2**18
 # The score of a document that belongs to no cluster any more.
 LEFT_OUT = -np.inf
 
-# A cluster: its documents, by ids in the order of `sources`, from the preferred one on; how
-# many of them previous runs have kept; and whether the first two were already compared.
+# A cluster: its documents, by ids in the order of `sources`, from the preferred one on; the
+# places of their n-grams; how many of them previous runs have kept; and whether the first two
+# were already compared.
 CLUSTERS = pa.schema(
     [
         pa.field("documents", pa.large_list(pa.uint64())),
+        pa.field("ngrams", pa.large_list(pa.uint64())),
         pa.field("num_previous", pa.uint32()),
         pa.field("was_compared", pa.bool_()),
     ]
 )
 
-# Of one partition: the ids of the pairs, and their scores, both (n, 2).
-Forest = tuple[Pairs, NDArray[np.float64]]
+# Of one partition: the ids of the pairs, their scores, and the places of their n-grams, (n, 2).
+Forest = tuple[Pairs, NDArray[np.float64], NDArray[np.uint64]]
 
 
 @dataclass(frozen=True)
@@ -56,25 +58,29 @@ class Components:
     Attributes:
         ids: (n,) the documents, in increasing order.
         scores: (n,) a document with a higher score is preferred.
+        places: (n,) the places of their n-grams; 0 where nothing is compared.
         roots: (n,) the position of the lowest document of each cluster.
     """
 
     ids: NDArray[np.uint64]
     scores: NDArray[np.float64]
+    places: NDArray[np.uint64]
     roots: Positions
 
     @classmethod
     def merge(cls, read_forests: Callable[[], Iterable[Forest]]) -> Components:
         """Merge forests. They are read twice, one at a time."""
-        ids = find_members(pairs for pairs, _ in read_forests())
+        ids = find_members(pairs for pairs, _, _ in read_forests())
         dtype = np.uint32 if len(ids) < 2**32 - 1 else np.uint64
         roots, scores = np.zeros(len(ids), dtype), np.zeros(len(ids))
-        for pairs, pair_scores in read_forests():
+        places = np.zeros(len(ids), np.uint64)
+        for pairs, pair_scores, pair_places in read_forests():
             positions = np.searchsorted(ids, pairs)
             unite(roots, positions.astype(np.uint64))
             scores[positions] = pair_scores
+            places[positions] = pair_places
         replace_by_roots(roots)
-        return cls(ids, scores, roots)
+        return cls(ids, scores, places, roots)
 
     def clusters(self) -> Iterator[Positions]:
         """Yield the positions of whole clusters, about MAX_SORTED at a time, by their roots."""
@@ -148,19 +154,21 @@ def _make_clusters(
     is_left = scores != LEFT_OUT
     positions, scores, was_pair = positions[is_left], scores[is_left], was_pair[is_left]
     ids, roots = components.ids[positions], components.roots[positions]
+    places = components.places[positions]
     # The last key is the first to sort by.
     order = np.lexsort((ids, -scores, roots))
     ids, roots, was_pair = ids[order], roots[order], was_pair[order]
+    places = places[order]
     bounds = find_bounds(roots)
     sizes = np.diff(bounds)
     is_previous = np.append(0, np.cumsum(ids < first_own_id))
     num_previous = np.diff(is_previous[bounds])
     is_written = (sizes > 1) & (num_previous < sizes)
-    offsets = np.append(0, np.cumsum(sizes[is_written]))
+    offsets = pa.array(np.append(0, np.cumsum(sizes[is_written])))
+    is_member = np.repeat(is_written, sizes)
     columns = [
-        pa.LargeListArray.from_arrays(
-            pa.array(offsets), pa.array(ids[np.repeat(is_written, sizes)])
-        ),
+        pa.LargeListArray.from_arrays(offsets, pa.array(ids[is_member])),
+        pa.LargeListArray.from_arrays(offsets, pa.array(places[is_member])),
         pa.array(num_previous[is_written].astype(np.uint32)),
         pa.array((was_pair[bounds[:-1]] & (sizes == 2))[is_written]),
     ]

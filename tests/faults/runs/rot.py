@@ -54,7 +54,7 @@ OTHER_FILES = (
     ("extract", "*.quarantine.jsonl"),
     ("exact_dedup", "*.contents.arrow"),
     ("annotate", "*.decisions.parquet"),
-    ("annotate", "*.ngrams.arrow"),
+    ("annotate", "*.ngrams.bin"),
     ("fuzzy_clusters", "*.forest.arrow"),
     ("fuzzy_dedup", "*.dropped.arrow"),
     ("tokenize", "*.decisions.parquet"),

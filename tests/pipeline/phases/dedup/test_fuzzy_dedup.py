@@ -13,10 +13,10 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
-from pipeline.phases import annotate
 from pipeline.phases.dedup import fuzzy_clusters
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
+from pipeline.runs import ngram_sets
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import MinHash, MinHashSettings, split_ngrams
 from tests.conftest import wet_record
@@ -202,8 +202,7 @@ def test_a_rule_drops_no_document_through_a_chain(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("DOCS_PER_NGRAM_BATCH", 2),
-        ("MAX_NGRAMS_HELD", 300),
+        ("count_ngrams_held", 300),
         ("MAX_MEMBERS_PER_TASK", 3),
         ("count_partitions", 2),
         ("count_partitions", 100),
@@ -214,8 +213,8 @@ def test_the_size_of_tasks_changes_nothing(
 ) -> None:
     """Few documents at a time, and any number of partitions, give the same decisions."""
     expected = run_to_select(config)
-    module = annotate if name.startswith("DOCS") else fuzzy_clusters
-    is_function = name == "count_partitions"
+    module = ngram_sets if name == "count_ngrams_held" else fuzzy_clusters
+    is_function = name.startswith("count")
     monkeypatch.setattr(module, name, (lambda *_: value) if is_function else value)
     assert (
         run_to_select(config, "run_dir=" + str(Path(config).parent / "other")) == expected

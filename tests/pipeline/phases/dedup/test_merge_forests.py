@@ -83,7 +83,9 @@ def test_clusters_are_those_of_plain_python(
     def read_forests() -> list[Forest]:
         parts = [pairs[i::num_forests] for i in range(num_forests)]
         arrays = [np.array(part, np.uint64).reshape(-1, 2) for part in parts]
-        return [(part, np.vectorize(scores.get, [float])(part)) for part in arrays]
+        return [
+            (part, np.vectorize(scores.get, [float])(part), part * 2) for part in arrays
+        ]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge_forests, "MAX_SORTED", max_sorted)
@@ -95,6 +97,8 @@ def test_clusters_are_those_of_plain_python(
         batches = [file.get_batch(i) for i in range(file.num_record_batches)]
     written = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
     expected = [(docs, num, pair and len(docs) == 2) for docs, num, pair in expected]
-    assert written == expected
+    places = [[2 * one for one in docs] for docs, _, _ in expected]
+    assert [places for _, places, _, _ in written] == places
+    assert [(docs, num, pair) for docs, _, num, pair in written] == expected
     assert num_written == len(expected)
     assert [batch.num_rows for batch in batches] == divide(expected, max_members)

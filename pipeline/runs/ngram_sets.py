@@ -1,0 +1,220 @@
+"""Files of n-gram sets, of which a task reads single sets: those of candidates for near-duplicates.
+
+A set has a *place*: its offset in the file in units of UNIT_BYTES << 32 | its number of n-grams. The place is stored
+where the set is needed, beside the document's band hashes. So a task that reads a set needs no index and no footer, and
+knows what it will hold before it reads. The set follows its CRC-32 in the file, so no block around it is read either.
+
+    writer = NgramWriter(path)
+    places = writer.add(lists)                                     # (n,) uint64; equal sets of a file have one place
+    reader = NgramReader([(folder, "000000.ngrams.bin"), ...])     # one file per source
+    lists = reader.read(documents, places)                         # documents: ids in the order of the sources
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from isal.isal_zlib import crc32
+from numpy.typing import NDArray
+
+from pipeline.runs.hash_partitions import find_bounds
+from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.verified_file import DamagedOutput
+from stages.dedup.minhash import flatten_lists
+from storage.errors import StorageError
+
+# Documents, and their n-grams, that are compared with each other at a time. A larger group is
+# compared in parts, and a larger cluster with its preferred documents only. So k documents take
+# at most k * MAX_COMPARED comparisons, and 32 MB hold their n-grams.
+MAX_COMPARED, MAX_NGRAMS_COMPARED = 2**12, 2**23
+
+# Sets begin at multiples of it. A file can have 2**32 of these units: 64 GB.
+UNIT_BYTES = 16
+
+_CRC_BYTES = 4
+
+# Bytes between two sets that are read and dropped, relative to the bytes of the second one. So
+# at most three times the bytes of the sets are read.
+_GAP_SHARE = 2
+
+# Sets of one file that one thread reads: several read a file where there are few files.
+_SETS_PER_READ = 256
+
+
+def count_ngrams(places: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the number of n-grams of sets."""
+    return (places & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+
+
+class NgramWriter:
+    """Writes the n-gram sets of one split, each distinct set once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._places: dict[bytes, int] = {}  # by the digest of the set
+
+    def add(self, lists: pa.LargeListArray) -> NDArray[np.uint64]:
+        """Append sets, large_list<uint32>, that are not in the file yet; return the places of all, (n,)."""
+        starts, values = flatten_lists(lists)
+        places = [
+            self._add(values[start:end].tobytes())
+            for start, end in itertools.pairwise(starts.tolist())
+        ]
+        return np.array(places, np.uint64)
+
+    def _add(self, content: bytes) -> int:
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        place = self._places.get(digest)
+        if place is None:
+            start = self._file.tell()
+            place = start // UNIT_BYTES << 32 | len(content) // 4
+            self._file.write(crc32(content).to_bytes(_CRC_BYTES, "little") + content)
+            self._file.write(bytes(-self._file.tell() % UNIT_BYTES))
+            self._places[digest] = place
+        return place
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class NgramReader:
+    """Reads sets of several files.
+
+    Attributes:
+        files: the folder and name of each source's file.
+    """
+
+    files: Sequence[tuple[PhaseFolder, str]]
+
+    def read(
+        self, documents: NDArray[np.uint64], places: NDArray[np.uint64]
+    ) -> pa.LargeListArray:
+        """Return the sets of documents, (n,) large_list<uint32>. Each distinct place is read once.
+
+        Args:
+            documents: (n,) index of the source << 32 | record.
+            places: (n,) the places of their sets.
+
+        Raises:
+            DamagedOutput: a file is missing, or a set is not what was written.
+        """
+        sources = documents >> np.uint64(32)
+        order = np.lexsort((places, sources))
+        ordered = np.stack([sources[order], places[order]])
+        is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(0))[: len(order)]
+        sets = self._read_distinct(*ordered[:, is_new])
+        index = np.empty(len(order), np.int64)
+        index[order] = np.cumsum(is_new) - 1
+        offsets = np.append(0, np.cumsum(count_ngrams(places)))
+        values = [np.empty(0, np.uint32), *(sets[i] for i in index.tolist())]
+        return pa.LargeListArray.from_arrays(
+            pa.array(offsets), pa.array(np.concatenate(values))
+        )
+
+    def _read_distinct(
+        self, sources: NDArray[np.uint64], places: NDArray[np.uint64]
+    ) -> list[NDArray[np.uint32]]:
+        """Return sets, which are sorted by source and place. Remote reads run several at a time."""
+        reads: list[tuple[PhaseFolder, str, NDArray[np.uint64]]] = []
+        for start, end in itertools.pairwise(find_bounds(sources).tolist()):
+            for first in range(start, end, _SETS_PER_READ):
+                some = places[first : min(end, first + _SETS_PER_READ)]
+                reads.append((*self.files[int(sources[start])], some))
+        if not reads:
+            return []
+        return list(itertools.chain(*reads[0][0].read_each(reads, _read_file)))
+
+
+def _read_file(
+    read: tuple[PhaseFolder, str, NDArray[np.uint64]],
+) -> list[NDArray[np.uint32]]:
+    """Return sets of one file, which are sorted by place."""
+    folder, name, places = read
+    starts = (places >> np.uint64(32)).astype(np.int64) * UNIT_BYTES
+    sizes = _CRC_BYTES + 4 * count_ngrams(places)
+    ends = starts + sizes
+    is_far = starts[1:] - ends[:-1] > _GAP_SHARE * sizes[1:]
+    range_of_set = np.append(0, np.cumsum(is_far))
+    bounds = find_bounds(range_of_set)
+    ranges = list(
+        zip(starts[bounds[:-1]].tolist(), ends[bounds[1:] - 1].tolist(), strict=True)
+    )
+    try:
+        contents = folder.root.read_ranges(name, ranges)
+    except (
+        StorageError
+    ):  # of a missing or shorter file: `_read_verified` says what is wrong
+        contents = [memoryview(b"")] * len(ranges)
+    sets: list[NDArray[np.uint32]] = []
+    for start, end, index in zip(
+        starts.tolist(), ends.tolist(), range_of_set.tolist(), strict=True
+    ):
+        begin = ranges[index][0]
+        content = contents[index][start - begin : end - begin]
+        if len(content) < end - start or not _is_intact(content):
+            content = _read_verified(folder, name, start, end)
+        sets.append(np.frombuffer(content, "<u4", offset=_CRC_BYTES))
+    return sets
+
+
+def _is_intact(content: memoryview) -> bool:
+    wanted = int.from_bytes(content[:_CRC_BYTES], "little")
+    return crc32(content[_CRC_BYTES:]) == wanted
+
+
+def _read_verified(folder: PhaseFolder, name: str, start: int, end: int) -> memoryview:
+    """Read a set again, with the blocks around it, whose digests are in the done-record."""
+    with folder.open(name) as file:
+        file.seek(start)
+        content = memoryview(file.read(end - start))
+    if len(content) < end - start or not _is_intact(content):
+        place = f"bytes {start} to {end - 1}"
+        raise DamagedOutput(
+            folder.output(name).describe("other n-grams", "those of the band hashes", place)
+        )
+    return content
+
+
+def count_ngrams_held(memory_mb: int) -> int:
+    """Return the n-grams that a task may hold: a 16th of its memory, and as much again while they are read."""
+    return max(MAX_NGRAMS_COMPARED, memory_mb * 2**20 // 16 // 4)
+
+
+def are_large(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether groups are too large to be compared at once, shape (num_groups,)."""
+    num_ngrams = np.diff(np.append(0, np.cumsum(sizes))[starts])
+    return (np.diff(starts) > MAX_COMPARED) | (num_ngrams > MAX_NGRAMS_COMPARED)
+
+
+def count_compared(sizes: NDArray[np.int64]) -> int:
+    """Return how many of a large group's next documents are compared at once, from their sizes; at least one."""
+    num_ngrams = np.cumsum(sizes[:MAX_COMPARED])
+    return max(1, int(np.searchsorted(num_ngrams, MAX_NGRAMS_COMPARED, side="right")))
+
+
+def divide_groups(
+    starts: NDArray[np.int64], sizes: NDArray[np.int64], memory_mb: int
+) -> Iterator[slice]:
+    """Yield ranges of consecutive groups whose n-grams a task can hold, or of one group.
+
+    Args:
+        starts: (num_groups + 1,) the start of each group.
+        sizes: (starts[-1],) the number of n-grams of each member.
+        memory_mb: of the task.
+    """
+    max_ngrams = count_ngrams_held(memory_mb)
+    num_before = np.append(0, np.cumsum(sizes))[starts]  # n-grams before each group
+    begin = 0
+    while begin < len(starts) - 1:
+        limit = num_before[begin] + max_ngrams
+        end = max(begin + 1, int(np.searchsorted(num_before, limit, side="right")) - 1)
+        yield slice(begin, end)
+        begin = end
