@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from tests.training.checkpoint.planted_code import (
     SHARD,
-    CreateFile,
     replace_file,
 )
 from tests.training.checkpoint.saved import (
