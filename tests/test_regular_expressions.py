@@ -31,6 +31,7 @@ REPEATED = [
 ANCHORED = {
     "pipeline.runs.slow_documents._NAME",
     "stages.warc.arc.START",
+    "stages.text_records.jsonl._BLANK_LINES",
     "stages.warc.documents._HOST",
     "storage.local._STAGING_NAME",
 }

@@ -15,7 +15,9 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "text.wrong_type": (
             "A text is not a string, or another column is a list, an object or a duration."
         ),
-        "text.row_too_large": "A line is longer than 64 MiB.",
+        "text.row_too_large": (
+            "A line or a text is longer than 64 MiB, or a line has more than 2,097,152 values."
+        ),
         "text.compression_corrupt": "Decompression fails; the rest of the file was not read.",
         "text.truncated": "The file ends inside its compressed data.",
         "text.parquet_corrupt": (

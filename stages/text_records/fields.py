@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -11,6 +12,9 @@ from stages.warc.documents import Row, Skipped
 
 # A value of a row that has no such column. None is a null.
 MISSING = object()
+
+# The longest text that is held in memory.
+MAX_TEXT_BYTES = 64 << 20
 
 
 class OtherType(NamedTuple):
@@ -87,6 +91,8 @@ def _to_content(text: Any, name: str) -> bytes:
         raise _WrongValue(
             "text.wrong_type", f"{name!r} has {_describe(text)}, wanted a string"
         )
+    if len(text) > MAX_TEXT_BYTES:
+        raise _WrongValue("text.row_too_large", f"{name!r} has {len(text):,} bytes")
     try:
         content = text.encode() if isinstance(text, str) else text
         content.decode()
@@ -98,10 +104,12 @@ def _to_content(text: Any, name: str) -> bytes:
 
 
 def _read(values: Values, name: str | None) -> str | None:
-    """Return the value of a column as text; None if it is null or missing."""
+    """Return the value of a column as text; None if it is null, missing, NaN or infinite."""
     value = None if name is None else values.columns[name]
     if value is None or value is MISSING:
         return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # pandas writes a missing value as NaN
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, str):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from stages.settings.warc import TextColumns
-from stages.text_records.fields import MISSING, BrokenRow, Values
+from stages.text_records.fields import MAX_TEXT_BYTES, MISSING, BrokenRow, Values
 from stages.warc.input_content import InputContent
 from stages.warc.stream_window import StreamWindow
 
 # The longest line that is held in memory.
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = MAX_TEXT_BYTES
+# Python's objects for values take up to 25 times the bytes of the line.
+_MAX_VALUES = 1 << 21
+
+_BLANK_LINES = re.compile(rb"(?:[ \t\r]*+\n)++")
+# A string, which may be cut off, or a character that precedes a value.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_QUOTE = ord('"')
 _SHOWN_BYTES = 32
 
 
@@ -46,6 +55,8 @@ def read_rows(
         _read_line(window)  # up to the end of the line that begins before this part
     number = 0
     while (line := _next_line(window, number, stop)) is not None:
+        if line.content == b"":
+            number += _skip_blank_lines(window)
         window.begin_item()
         number += 1
         if line.content is None:
@@ -61,6 +72,9 @@ def read_rows(
 
 def parse_line(line: bytes, position: int, names: TextColumns) -> Values | BrokenRow:
     """Return the values of a line."""
+    if _has_too_many_values(line):
+        detail = f"the line has more than {_MAX_VALUES:,} values"
+        return BrokenRow(position, "text.row_too_large", detail, len(line))
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -74,11 +88,20 @@ def parse_line(line: bytes, position: int, names: TextColumns) -> Values | Broke
     return Values(position, {name: _find(row, name) for name in names.names})
 
 
+def _has_too_many_values(line: bytes) -> bool:
+    if len(line) <= _MAX_VALUES or sum(map(line.count, (b"[", b"{", b","))) <= _MAX_VALUES:
+        return False
+    marks = (token for token in _TOKEN.finditer(line) if line[token.start()] != _QUOTE)
+    return next(islice(marks, _MAX_VALUES, None), None) is not None
+
+
 def list_columns(line: bytes) -> list[str]:
     """Return the names of the columns of a line, as `metadata.url` for {"metadata": {"url": ...}}.
 
     Empty: the line is not a JSON object.
     """
+    if _has_too_many_values(line):
+        return []
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -121,6 +144,16 @@ def _next_line(window: StreamWindow, number: int, stop: int | None) -> _Line | N
     if number == 0 and content is not None:
         content = content.removeprefix(_BYTE_ORDER_MARK)
     return _Line(position, content, num_bytes)
+
+
+def _skip_blank_lines(window: StreamWindow) -> int:
+    """Consume the blank lines in the buffer, which may be millions; return their number."""
+    blank = _BLANK_LINES.match(window.buffer, window.position)
+    if blank is None:
+        return 0
+    num_lines = window.buffer.count(b"\n", blank.start(), blank.end())
+    window.advance(blank.end() - blank.start())
+    return num_lines
 
 
 def _read_line(window: StreamWindow) -> tuple[bytes | None, int]:

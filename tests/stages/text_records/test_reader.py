@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.settings.warc import TextColumns
-from stages.text_records import jsonl, reader
+from stages.text_records import fields, jsonl, parquet, reader
+from stages.text_records.fields import Values
 from stages.text_records.reader import TextReader
 
 PLAIN = TextColumns()
@@ -162,6 +164,85 @@ def test_a_line_that_is_too_long_is_not_held(
     found = Reading(path)
     assert found.texts == ["b", "c"]
     assert found.causes == ["text.row_too_large"] * 2
+
+
+def test_a_text_that_is_too_long_costs_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of lines holds for the texts of Parquet files too."""
+    monkeypatch.setattr(fields, "MAX_TEXT_BYTES", 1000)
+    path = write_rows(tmp_path, [{"text": "x" * 1001}, {"text": "b"}], "a.parquet")
+    found = Reading(path)
+    assert (found.texts, found.causes) == (["b"], ["text.row_too_large"])
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "1.5", '"ab"', '"\\","'])
+def test_a_line_of_too_many_values_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """Python's objects for 60 MB of them took 0.7 to 2 GB. Commas inside of strings are no values."""
+    monkeypatch.setattr(jsonl, "_MAX_VALUES", 1000)
+    many = f'{{"text": "a", "z": [{",".join([value] * 1001)}]}}'
+    enough = f'{{"text": "b", "z": [{",".join([value] * 400)}]}}'
+    commas = json.dumps({"text": '[{,"' * 1000})
+    found = Reading(write_lines(tmp_path / "a.jsonl", [many, enough, commas]))
+    assert found.texts == ["b", '[{,"' * 1000]
+    assert found.causes == ["text.row_too_large"]
+
+
+@pytest.mark.parametrize("blank", ["\n", " \t\r\n", "\r\n"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_millions_of_blank_lines_are_skipped_together(
+    tmp_path: Path, name: str, blank: str
+) -> None:
+    """200 kB can have 200 million. The positions of the rows after them are right."""
+    num_lines = 1_000_000
+    content = f'{{"text": "a"}}\n{blank * num_lines}{{"text": "b"}}'.encode()
+    is_gzip = name.endswith(".gz")
+    (tmp_path / name).write_bytes(gzip.compress(content) if is_gzip else content)
+    before_s = time.process_time()
+    found = Reading(tmp_path / name)
+    assert time.process_time() - before_s < 1
+    assert found.texts == ["a", "b"]
+    expected = num_lines + 1 if is_gzip else content.index(b'{"text": "b"')
+    assert [row["warc_offset"] for row in found.rows] == [0, expected]
+
+
+def test_rows_that_share_a_long_text_share_its_memory(tmp_path: Path) -> None:
+    """A Parquet file of 2 kB made Arrow ask for 16 GB: its dictionary has one text of 60 MB."""
+    path = tmp_path / "a.parquet"
+    texts = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None, 0, 0] * 50, pa.int32()), pa.array(["x" * (4 << 20), "b"])
+    )
+    table = {
+        "text": texts,
+        "same": pa.array(["s"] * 250).dictionary_encode(),
+        "n": range(250),
+    }
+    # Without Arrow's schema, as other writers store it: the reader would copy each text.
+    pq.write_table(pa.table(table), path, compression="zstd", store_schema=False)
+    before = pa.total_allocated_bytes()
+    rows = parquet.read_rows(path, TextColumns(title="same", id="n"))
+    held = [row for row in rows if isinstance(row, Values)]
+    assert pa.total_allocated_bytes() - before < 64 << 20
+    assert [row.columns["text"] and len(row.columns["text"]) for row in held] == [
+        4 << 20, 1, None, 4 << 20, 4 << 20,
+    ] * 50  # fmt: skip
+    assert len({id(row.columns["text"]) for row in held}) == 3
+    assert {row.columns["same"] for row in held} == {b"s"}
+    assert [row.columns["n"] for row in held] == [*range(250)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_nan_is_no_url_and_no_date(tmp_path: Path, name: str) -> None:
+    """Pandas writes a missing value as NaN: all such documents had the URL "nan"."""
+    nan = float("nan")
+    rows = [{"text": "a", "url": nan, "date": nan}, {"text": "b", "url": 5.0, "date": 1.0}]
+    found = Reading(
+        write_rows(tmp_path, rows, name), TextColumns(url="url", date="date")
+    ).rows
+    assert [row["url"] for row in found] == [f"{name}#0", "5.0"]
+    assert [row["date"] for row in found] == [None, "1.0"]
 
 
 @pytest.mark.parametrize(
