@@ -9,7 +9,6 @@ Source: `text_normalizer.py` and `perplexity.py` of cc_net (Wenzek et al. 2020, 
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from functools import cache
 from pathlib import Path
@@ -18,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stages.kernels.characters import PLANES, list_categories
-from stages.kernels.language_model.normalization import UNSUPPORTED, find_combining
+from stages.kernels.characters import PLANES, bound_marks, list_categories
+from stages.kernels.language_model.normalization import UNSUPPORTED
 from stages.kernels.language_model.scoring import TextScorer, load_text_scorer
 
 # ASCII mark -> the marks that it replaces. CCNet's table also has １, but digits are 0 by
@@ -45,7 +44,6 @@ _REPLACED = {
 }
 _EXPANDED = {"…": "...", "—": " - ", "．": ". "}
 _CONTROLS = (*range(32), *range(127, 160))
-_MAX_MARKS = 30  # of one character
 _DELETED = 0xFFFFFFFF  # beyond the last code point
 
 
@@ -71,7 +69,8 @@ def normalize_for_lm(text: str) -> str:
     characters, newlines included, are deleted. Digits become 0, Unicode punctuation becomes ASCII.
     Source: `normalize` in cc_net's `text_normalizer.py` with its defaults.
     """
-    decomposed = unicodedata.normalize("NFD", _bound_marks(text.strip().lower()))
+    # The grapheme joiner is an accent, and deleted with the others.
+    decomposed = unicodedata.normalize("NFD", bound_marks(text.strip().lower()))
     # numpy looks the UTF-32 code points up in a table: 77-135 MB/s. `str.translate` with the same
     # table reaches 15-25 MB/s, CCNet's own code 9 MB/s.
     codes = np.frombuffer(decomposed.encode("utf-32-le", "surrogatepass"), "<u4")
@@ -81,29 +80,6 @@ def normalize_for_lm(text: str) -> str:
     for mark, replacement in _EXPANDED.items():
         line = line.replace(mark, replacement)
     return line
-
-
-def _bound_marks(text: str) -> str:
-    """Put a grapheme joiner, which `normalize_for_lm` deletes, after each 30 marks in a row.
-
-    The time to sort the marks of a character grows with the square of their number. Source:
-    Stream-Safe Text Format (Unicode Standard Annex 15, section 13).
-    """
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-    bases = np.flatnonzero(~_find_marks().take(codes, mode="clip"))
-    longest = np.diff(bases, prepend=-1, append=len(codes)).max()
-    if longest <= _MAX_MARKS:
-        return text
-    marks = "".join(map(chr, np.flatnonzero(_find_marks())))
-    return re.sub(f"[{marks}]{{{_MAX_MARKS}}}", "\\g<0>\u034f", text)
-
-
-@cache
-def _find_marks() -> NDArray[np.bool_]:
-    """Return (0x110000,) whether a code point takes part in the canonical order of marks."""
-    is_mark = np.zeros(0x110000, np.bool_)
-    is_mark[[*map(ord, find_combining())]] = True
-    return is_mark
 
 
 # The characters at which `str.split` splits and that `normalize_for_lm` does not delete.

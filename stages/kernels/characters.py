@@ -11,8 +11,10 @@ and the kernels look the actions up:
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +43,10 @@ NUM_PAGES = NUM_CODE_POINTS // PAGE
 
 # All characters: planes 4 to 13 of Unicode are empty, 15 and 16 are for private use.
 PLANES = range(0x40000), range(0xE0000, 0xF0000)
+
+# Of one character, in the Stream-Safe Text Format (Unicode Standard Annex 15, section 13).
+_MAX_MARKS = 30
+_GRAPHEME_JOINER = "\u034f"
 
 _SURROGATES = range(0xD800, 0xE000)
 # Pages that are looked at together: most of Unicode is unchanged by every rule.
@@ -125,6 +131,38 @@ def list_categories(first: int, end: int) -> tuple[NDArray[np.uint32], NDArray[n
     categories = "".join(map(unicodedata.category, characters)).encode()
     codes = np.frombuffer(characters.encode("utf-32-le"), "<u4")
     return codes, np.frombuffer(categories, "S2")
+
+
+@cache
+def list_combining() -> str:
+    """Return the characters whose order among each other is canonical."""
+    joined = "".join(join_characters(plane.start, plane.stop) for plane in PLANES)
+    return "".join(filter(unicodedata.combining, joined))
+
+
+def bound_marks(text: str) -> str:
+    """Put a grapheme joiner after each 30 combining marks in a row, before a normalization.
+
+    Its time to sort the marks of a character grows with the square of their number. Source:
+    Stream-Safe Text Format (Unicode Standard Annex 15, section 13).
+    """
+    if text.isascii():
+        return text
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    bases = np.flatnonzero(~_find_marks().take(codes, mode="clip"))
+    longest = np.diff(bases, prepend=-1, append=len(codes)).max()
+    if longest <= _MAX_MARKS:
+        return text
+    marks = f"[{list_combining()}]{{{_MAX_MARKS}}}"
+    return re.sub(marks, rf"\g<0>{_GRAPHEME_JOINER}", text)
+
+
+@cache
+def _find_marks() -> NDArray[np.bool_]:
+    """Return (0x110000,) whether a code point takes part in the canonical order of marks."""
+    is_mark = np.zeros(NUM_CODE_POINTS, np.bool_)
+    is_mark[[*map(ord, list_combining())]] = True
+    return is_mark
 
 
 def pack_replacement(replacement: str) -> int:

@@ -12,6 +12,7 @@ not passed to it. Titles are not repaired.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stages.contract import DOCUMENT, Outcome, Stage, keep_all
+from stages.kernels.characters import bound_marks
 from stages.settings.transform import UnicodeSettings
 
 # The control characters that ftfy removes, or reads as Windows-1252 (C1).
@@ -33,7 +35,8 @@ _NESTED = re.compile(r"&(?:(?:amp|AMP|#0{0,8}38|#[xX]0{0,8}26);){16}")
 class Unicode(Stage[UnicodeSettings]):
     """Repairs texts. Drops nothing.
 
-    In a text with 16 or more nested ampersand entities no entity is decoded, see `_NESTED`.
+    In a text with 16 or more nested ampersand entities no entity is decoded, see `_NESTED`. With
+    `normalization`, a grapheme joiner follows each 30 combining marks in a row.
     """
 
     name = "unicode"
@@ -49,7 +52,9 @@ class Unicode(Stage[UnicodeSettings]):
         import ftfy
 
         settings = self.settings
-        self._config = ftfy.TextFixerConfig(explain=False, **settings.model_dump())
+        # `_repair` normalizes: ftfy does not bound the marks of a character.
+        values = settings.model_copy(update={"normalization": None})
+        self._config = ftfy.TextFixerConfig(explain=False, **values.model_dump())
         self._suspicious = "|".join(_yield_patterns(settings))
 
     def apply(self, batch: pa.Table) -> Outcome:
@@ -74,7 +79,10 @@ class Unicode(Stage[UnicodeSettings]):
             if _NESTED.search(text)
             else self._config
         )
-        return ftfy.fix_text(text, config)
+        repaired = ftfy.fix_text(text, config)
+        if self.settings.normalization is None:
+            return repaired
+        return unicodedata.normalize(self.settings.normalization, bound_marks(repaired))
 
 
 def _yield_patterns(settings: UnicodeSettings) -> Iterator[str]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import unicodedata
 from collections.abc import Callable
 from functools import cache
 from itertools import chain
@@ -33,6 +32,7 @@ from stages.kernels.characters import (
     PLANES,
     decode_character,
     join_characters,
+    list_combining,
 )
 from stages.kernels.compilation import compiled
 from stages.stored_tables import TableKey, load_or_build
@@ -146,7 +146,7 @@ def _choose_actions(
     """
     actions = _pack_utf8()
     runs: list[bytes] = []
-    combining = set(find_combining())
+    combining = set(list_combining())
     # 20,000 characters: the common cases come first, and calls are few.
     for character in {*changed, *rules, *in_runs, *combining}:
         code, text = ord(character), changed.get(character, character)
@@ -195,11 +195,6 @@ def _find_changed(normalize: Callable[[str], str]) -> dict[str, str]:
 def _find_spaces() -> list[str]:
     """Return the characters that `str.strip` removes."""
     return re.findall(r"\s", _join_planes())
-
-
-def find_combining() -> list[str]:
-    """Return the characters whose order among each other is canonical."""
-    return list(filter(unicodedata.combining, _join_planes()))
 
 
 def _join_planes() -> str:
