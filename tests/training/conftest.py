@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
@@ -39,16 +40,24 @@ SETTINGS: dict[str, Any] = {
 
 def write_language(folder: Path, *, seed: int = 0, num_shards: int = 3) -> Path:
     """Write a dataset in which 90 % of the tokens are 3 * previous + 1, modulo the vocabulary."""
-    folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    tokenizer = TokenizerEntry("tiny", "ab" * 32, vocab_size=VOCAB_SIZE, end_of_document=0)
-    entries = []
-    for shard in range(num_shards):
+    shards: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for _ in range(num_shards):
         lengths = rng.integers(10, 150, 120)
         tokens = rng.integers(1, VOCAB_SIZE, int(lengths.sum()))
         for place in np.flatnonzero(rng.random(len(tokens)) < 0.9).tolist():
             tokens[place] = (tokens[place - 1] * 3 + 1) % VOCAB_SIZE
         tokens[np.cumsum(lengths) - 1] = 0
+        shards.append((tokens, lengths))
+    return write_shards(folder, shards)
+
+
+def write_shards(folder: Path, shards: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Path:
+    """Write shards of the given tokens and lengths of documents."""
+    folder.mkdir(parents=True)
+    tokenizer = TokenizerEntry("tiny", "ab" * 32, vocab_size=VOCAB_SIZE, end_of_document=0)
+    entries = []
+    for shard, (tokens, lengths) in enumerate(shards):
         documents = Documents(
             tokens.astype(np.uint16), lengths, np.arange(len(lengths), dtype=np.uint64)
         )

@@ -22,6 +22,7 @@ from loader.packed.pack import pack_dataset
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.state import ResumeMismatch
 from loader.storage import ReadSettings
+from tests.loader.test_cli import run_cli
 from tests.training.conftest import (
     losses,
     make_config,
@@ -30,6 +31,7 @@ from tests.training.conftest import (
     train_all,
     train_each,
     write_language,
+    write_shards,
 )
 from tests.training.rank_processes import MESSAGES, start
 from training.checkpoint.checkpointer import load_weights
@@ -402,3 +404,36 @@ def test_a_batch_smaller_than_one_micro_batch_per_rank_is_refused(
     ):
         train_here(make_config(tmp_path, language, data={"micro_batch_rows": 13}))
     shutil.rmtree(tmp_path)
+
+
+def test_which_finds_the_document_of_a_loss_spike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`loader which` counts steps as the trainer's log does.
+
+    One document has other tokens than all others, so one step has another loss: nothing is learned.
+    """
+    num_docs, odd = 65, 40
+    tokens = np.full((num_docs, 16), 5)
+    tokens[odd] = np.arange(100, 116)
+    tokens[:, -1] = 0
+    lengths = np.full(num_docs, 16)
+    dataset = write_shards(tmp_path / "dataset", [(tokens.ravel(), lengths)])
+    order = {"seq_len": 16, "global_batch_rows": 4, "seed": 3}
+    changes: dict[str, Any] = {
+        "steps": (num_docs - 1) // 4,
+        "data": {**order, "micro_batch_rows": 4},
+        "optimizer": {"learning_rate": 1e-12, "warmup_steps": 0},
+    }
+    train_here(make_config(tmp_path / "run", dataset, **changes))
+    logged = losses(tmp_path / "run")
+    differences = np.abs(np.array(logged) - np.median(logged))
+    # The row before has the first token of the document as its last label.
+    assert 1 <= np.count_nonzero(differences > 1e-4) <= 2
+    step = int(np.argmax(differences)) + 1
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in order.items()]
+    capsys.readouterr()
+    assert run_cli("which", dataset, *options, "--doc-id", str(odd)) == 0
+    assert f"step {step}," in capsys.readouterr().out
+    assert run_cli("which", dataset, *options, "--step", str(step)) == 0
+    assert f"document {odd}," in capsys.readouterr().out
