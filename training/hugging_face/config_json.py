@@ -60,15 +60,33 @@ class ModelDescription:
     faults: list[str] = field(default_factory=list[str])
 
 
+# Key -> types of the values that are used before all settings are checked.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "hidden_size": (int, float),
+    "num_attention_heads": (int, float),
+    "head_dim": (int, float),
+    "tie_word_embeddings": (bool,),
+    "rope_scaling": (dict,),
+    "rope_parameters": (dict,),
+}
+
+
 def read_description(folder: Path) -> ModelDescription:
     """Read the config.json of a folder.
 
     Raises:
-        IncompatibleConfig: the file is missing or is not a JSON object.
+        IncompatibleConfig: the file is missing, is not a JSON object, or a value has another type.
     """
     content = read_json(folder / CONFIG_FILE)
     # null means the default too.
     config = _DEFAULTS | {key: value for key, value in content.items() if value is not None}
+    for key, kind in _KINDS.items():
+        if key in config and type(config[key]) not in kind:
+            wanted = " or ".join(each.__name__ for each in kind)
+            raise IncompatibleConfig(
+                f"{folder / CONFIG_FILE}: {key} is {config[key]!r:.80}, expected {wanted}; "
+                f"download it again"
+            )
     # Models without grouped heads leave the key out.
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     # transformers 4 writes rope_scaling and rope_theta, version 5 rope_parameters.

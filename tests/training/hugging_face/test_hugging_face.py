@@ -492,3 +492,17 @@ def test_two_ranks_read_the_same_weights(tmp_path: Path, language: Path) -> None
         after = read_weights(tmp_path / f"{mode}-out")
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before), mode
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hidden_size", "64"), ("rope_scaling", 5), ("tie_word_embeddings", "no")],
+)
+def test_a_config_json_of_other_types_is_refused(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    """The text "no" would tie the embeddings."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(IncompatibleConfig, match=f"{key} is .*, expected"):
+        read_model_settings(tmp_path)
