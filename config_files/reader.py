@@ -33,7 +33,7 @@ CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _PACKAGED.parent.parent / "config
 _MAX_KEYS = 200_000
 _MAX_DEPTH = 32
 _MAX_INTEGER_BITS = 64
-# Of Linux, NAME_MAX and PATH_MAX. A run folder has files of its own, with paths of up to 200 bytes.
+# Of Linux, NAME_MAX and PATH_MAX. Paths inside of a run folder have up to 200 bytes.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4096 - 200
 _MAX_SHOWN_CHARS = 200
