@@ -204,6 +204,11 @@ def _print_quality(fitted: Mapping[str, Any], out: Path) -> None:
         f"{fitted['num_not_found']:,} labels without a document; cross-validated: roc_auc "
         f"{figures['roc_auc']:.3f}, average_precision {figures['average_precision']:.3f}"
     )
+    if num_documents := figures["num_without_domain"]:
+        console.print(
+            f"{num_documents:,} documents have no URL, so no domain keeps similar ones in one fold: "
+            "if copies or parts of one work are among them, the figures are too good."
+        )
     console.print("probability, documents, mean probability, good documents:")
     for row in fitted["calibration"]:
         console.print(

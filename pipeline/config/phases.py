@@ -52,9 +52,6 @@ DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-# The default combination needs at least this many of its signals.
-MIN_DEFAULT_SIGNALS = 2
-
 _Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 

@@ -12,7 +12,6 @@ from pipeline.config.engine import EngineConfig
 from pipeline.config.input import InputConfig
 from pipeline.config.phases import (
     DEFAULT_WEIGHTS,
-    MIN_DEFAULT_SIGNALS,
     AnnotateConfig,
     ExactDedupConfig,
     ExtractConfig,
@@ -191,11 +190,10 @@ class RunConfig(Settings):
                     f"select.score.signals names {name}, which annotate does not store; "
                     f"{_suggest(name, stored)}"
                 )
-        if len(self.score_weights) < MIN_DEFAULT_SIGNALS and not self.select.score.signals:
+        if self.select.score.signals is None and self.annotate.quality is None:
             raise ValueError(
-                f"select.score.signals is null, and of the default signals annotate stores "
-                f"{', '.join(self.score_weights)} alone; set annotate.quality to {{}}, name "
-                "models in annotate.perplexity, or name signals"
+                "select.score.signals is null, and annotate.quality too, which stores six of the "
+                "nine default signals; set annotate.quality to {}, or name signals"
             )
         return self
 

@@ -86,11 +86,11 @@ def fit_quality(run: RunFolder, labels: Labels) -> dict[str, Any]:
     """Fit a logistic model of all stored signals to labels of documents in a run.
 
     The documents of a domain are in one fold of the cross-validation, because pages of a site
-    resemble each other.
+    resemble each other. Documents without a domain are distributed one by one, by a hash of the id.
 
     Returns:
         `score`: the section `select.score`; `cross_validation`: roc_auc and average_precision of
-        documents outside of the fitted folds; `calibration`: their shares of good documents, in
+        documents outside of the fitted folds, num_without_domain; `calibration`: their shares of good documents, in
         tenths of the probability; num_documents, num_good, num_not_found and sha256 of the labels.
 
     Raises:
@@ -105,7 +105,7 @@ def fit_quality(run: RunFolder, labels: Labels) -> dict[str, Any]:
     documents = _read_labelled(run, signals, labels)
     is_good = np.array(documents.column("label").to_pylist(), np.bool_)
     ranks = _measure_ranks(run, signals, documents)
-    folds = _choose_folds(documents.column("source_domain").to_pylist())
+    folds = _choose_folds(documents)
     _check_folds(folds, is_good)
     predicted = _cross_validate(ranks, is_good, folds)
     intercept, weights = _fit(ranks, is_good)
@@ -113,6 +113,7 @@ def fit_quality(run: RunFolder, labels: Labels) -> dict[str, Any]:
         "score": _make_section(signals, intercept, weights),
         "cross_validation": {
             "folds": NUM_FOLDS,
+            "num_without_domain": _list_domains(documents).count(None),
             "roc_auc": round(compute_roc_auc(predicted[is_good], predicted[~is_good]), 4),
             "average_precision": round(compute_average_precision(predicted, is_good), 4),
         },
@@ -182,11 +183,16 @@ def _measure_ranks(run: RunFolder, signals: Sequence[str], documents: pa.Table) 
     return np.where(np.isnan(ranks), NO_RANK, ranks)
 
 
-def _choose_folds(domains: Sequence[str | None]) -> NDArray[np.int64]:
-    """(n,) int64 in 0..NUM_FOLDS-1, by a hash of the domain."""
+def _list_domains(documents: pa.Table) -> list[str | None]:
+    return [domain or None for domain in documents.column("source_domain").to_pylist()]
+
+
+def _choose_folds(documents: pa.Table) -> NDArray[np.int64]:
+    """(n,) int64 in 0..NUM_FOLDS-1, by a hash of the domain, or of the id without a domain."""
     folds: list[int] = []
-    for domain in domains:
-        digest = hashlib.sha256((domain or "").encode()).digest()
+    ids = documents.column("doc_id").to_pylist()
+    for domain, doc_id in zip(_list_domains(documents), ids, strict=True):
+        digest = hashlib.sha256((domain or str(doc_id)).encode()).digest()
         folds.append(int.from_bytes(digest[:8], "little") % NUM_FOLDS)
     return np.array(folds, np.int64)
 
@@ -201,8 +207,8 @@ def _check_folds(folds: NDArray[np.int64], is_good: Mask) -> None:
     if min(fewest) < MIN_HELD_OUT_DOCS:
         raise TrainingFailed(
             f"train quality: {int(is_good.sum())} good and {int((~is_good).sum())} other documents "
-            f"of the run have a label; without the domains of one fold of {NUM_FOLDS}, "
-            f"{min(fewest)} have one of the labels, wanted {MIN_HELD_OUT_DOCS}: label more "
+            f"of the run have a label; without one fold of {NUM_FOLDS}, which has all documents of its "
+            f"domains, {min(fewest)} have one of the labels, wanted {MIN_HELD_OUT_DOCS}: label more "
             "documents, of more domains"
         )
 

@@ -56,7 +56,10 @@ def read_scores(run: RunFolder) -> np.ndarray:
 
 def train(run: RunFolder, labels: Mapping[str | int, bool], out: Path) -> str:
     """Run the command, and return what it printed, on one line."""
-    lines = [json.dumps({"url": url, "label": label}) for url, label in labels.items()]
+    lines = [
+        json.dumps({"url" if isinstance(key, str) else "doc_id": key, "label": label})
+        for key, label in labels.items()
+    ]
     path = out.parent.parent / "labels.jsonl"
     path.write_text("\n".join(lines))
     words = [
@@ -107,6 +110,26 @@ def test_the_model_is_a_section_of_the_config_and_predicts_the_labels(
     }
     with pytest.raises(TrainingFailed, match="54 good and 6 other documents"):
         fit_quality(run, few)
+
+
+def test_documents_without_urls_are_distributed_one_by_one(small: Small) -> None:
+    """They have no domain. The output says that nothing keeps similar ones together."""
+    path = small.folder / "texts.jsonl"
+    lines: list[str] = []
+    for number in range(NUM_PAGES):
+        words = [f"w{number}x{each % (number + 2)}" for each in range(70 + number)]
+        lines.append(json.dumps({"text": " ".join(words)}))
+    path.write_text("\n".join(lines))
+    tree: Mapping[str, Any] = {**small.tree, "input": {"text": {"files": [str(path)]}}}
+    run, _ = Small(small.folder, tree).run(annotate={"quality": {}})
+    documents = run.folder("annotate").path(f"{run.splits[0].key}.documents.parquet")
+    ids = sorted(pq.read_table(documents).column("doc_id").to_pylist())
+    labels = {doc_id: row >= NUM_PAGES // 2 for row, doc_id in enumerate(ids)}
+    fitted = fit_quality(run, labels)
+    assert fitted["cross_validation"]["num_without_domain"] == NUM_PAGES
+    assert fitted["cross_validation"]["roc_auc"] > 0.95
+    result = train(run, labels, small.folder / "models" / "quality.json")
+    assert "60 documents have no URL" in result
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_the_plan_names_the_signals(scored: Small) -> None:
 @pytest.mark.parametrize(
     ("score", "annotate", "fault"),
     [
-        ({}, {"quality": None}, "of the default signals annotate stores num_chars alone"),
+        ({}, {"quality": None}, "set annotate.quality to {}, or name signals"),
         (
             {"signals": {"perplexty": -1}},
             {},
