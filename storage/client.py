@@ -292,7 +292,8 @@ def _get_answer(error: Exception) -> str:
         return NO_CREDENTIALS
     status = get_status(error)
     if status is not None:
-        words = re.findall(r"<(?:Code|Message)>([^<]*)</", text)
+        # The answer is in obstore's message twice: in its words and in the dump.
+        words = dict.fromkeys(re.findall(r"<(?:Code|Message)>([^<]*)</", text))
         return f"the server says {status} {': '.join(words)}".rstrip()
     # The causes of a failed connection follow in further lines, before the dump.
     lines = text.split("\n\nDebug source:", maxsplit=1)[0].split("\n")

@@ -28,6 +28,9 @@ STAGING = ".staging"
 # A umask: only this user may read new files.
 _PRIVATE = 0o077
 
+# What to do when a disk is full, in the messages of all such errors.
+DISK_FULL = "free some space, then run the same command again"
+
 _STAGING_NAME = re.compile(r".+-(?P<pid>\d+)-[0-9a-f]{32}")
 
 # Errors of os.link on file systems without hard links, such as buckets that are mounted.
@@ -304,8 +307,7 @@ def name_full_disk(path: Path) -> Generator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        remedy = "free some space, then run the same command again"
-        raise StorageError(str(path), os.strerror(error.errno), remedy) from error
+        raise StorageError(str(path), os.strerror(error.errno), DISK_FULL) from error
 
 
 def append_line(file: FileIO, line: bytes) -> None:

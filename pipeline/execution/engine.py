@@ -1,6 +1,7 @@
 """Running a plan: phase by phase, every task without a done-record, on an engine.
 
-When a task fails, the other tasks of its phase still run; then the run stops with RunAborted.
+When a task fails, the other tasks of its phase still run; then the run stops with RunAborted. A full
+disk stops it at once.
 
     for event in run(make_plan(config)):
         print(event)        # PhaseStarted, TaskFinished..., PhaseFinished
@@ -31,6 +32,7 @@ from pipeline.runs.event_log import open_log
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold, identify_machine
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import Counters
+from storage.local import DISK_FULL
 
 # In the run folder: a link to the dataset of the latest finished run, whose folder name
 # changes with the config.
@@ -218,6 +220,8 @@ def _run_remaining_tasks(
             damages[result.damage.address] = result.damage
             continue
         if result.failed is not None:
+            if DISK_FULL in result.failed:  # all other tasks would fail too
+                raise RunAborted(f"phase {phase.name}, {result.task_id}: {result.failed}")
             failures[result.task_id] = result.failed
         yield _make_task_event(phase, result, shares[result.task_id])
     if damages:

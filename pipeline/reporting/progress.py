@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from pipeline.execution.engine import (
     Event,
@@ -179,9 +180,10 @@ class RunProgress:
         self._clock = clock
         self._bars = Progress(
             TextColumn("{task.description:<18}"),
-            BarColumn(bar_width=24),
+            # Of what the other columns leave, so that they are whole in a window of 80 columns.
+            BarColumn(bar_width=None, table_column=Column(max_width=24)),
             TextColumn("{task.fields[tasks]:>9}"),
-            TimeElapsedColumn(),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[rate]}"),
             TextColumn("{task.fields[left]}"),
             console=console,
@@ -259,7 +261,7 @@ class RunProgress:
         assert self._bar is not None
         tasks = f"{phase.num_done:,}/{phase.num_tasks:,}"
         left_s = self._time_left.compute_s(phase)
-        left = "" if left_s is None else f"about {format_duration(left_s)} left in all"
+        left = "" if left_s is None else f"about {format_duration(left_s)} left"
         rate = phase.format_rate()
         self._bars.update(
             self._bar, completed=phase.share_done, tasks=tasks, rate=rate, left=left

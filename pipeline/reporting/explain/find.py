@@ -50,8 +50,8 @@ def find_doc_ids(run: RunFolder, key: str) -> Iterator[int]:
             found.update(doc_ids)
             yield from doc_ids
     if not found:
-        for url, doc_id in _find_urls(run, key):
-            if url == normalize_url(key):
+        for normal, _, doc_id in _find_urls(run, key):
+            if normal == normalize_url(key):
                 found.add(doc_id)
                 yield doc_id
     # The URL of a retracted document may have been removed.
@@ -59,9 +59,10 @@ def find_doc_ids(run: RunFolder, key: str) -> Iterator[int]:
 
 
 def find_nearest_url(run: RunFolder, key: str) -> str | None:
-    """Return the URL of the same host, in normal form, that is most like a URL."""
-    urls = {url for url, _ in islice(_find_urls(run, key), _MAX_URLS)}
-    return next(iter(difflib.get_close_matches(normalize_url(key), urls, 1)), None)
+    """Return the URL of the same host that is most like a URL, in normal form."""
+    urls = {normal: url for normal, url, _ in islice(_find_urls(run, key), _MAX_URLS)}
+    nearest = difflib.get_close_matches(normalize_url(key), urls, 1)
+    return urls[nearest[0]] if nearest else None
 
 
 def normalize_url(url: str) -> str:
@@ -69,8 +70,8 @@ def normalize_url(url: str) -> str:
     return normalize_urls(pa.array([url]))[0].as_py()
 
 
-def _find_urls(run: RunFolder, key: str) -> Iterator[tuple[str, int]]:
-    """Yield normal form and doc_id of the documents of a URL's host."""
+def _find_urls(run: RunFolder, key: str) -> Iterator[tuple[str, str, int]]:
+    """Yield normal form, URL and doc_id of the documents of a URL's host."""
     host = normalize_url(key).partition("/")[0]
     if not host:
         return
@@ -84,8 +85,9 @@ def _find_urls(run: RunFolder, key: str) -> Iterator[tuple[str, int]]:
         normal = normalize_urls(rows.column("url"))
         is_host = pc.starts_with(normal, f"{host}/")
         is_host = pc.or_(is_host, pc.equal(normal, host))
-        doc_ids = rows.column("doc_id").filter(is_host).to_pylist()
-        yield from zip(normal.filter(is_host).to_pylist(), doc_ids, strict=True)
+        found = rows.filter(is_host)
+        columns = (normal.filter(is_host), found.column("url"), found.column("doc_id"))
+        yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 def _list_url_files(run: RunFolder) -> Iterator[str]:

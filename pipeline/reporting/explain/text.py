@@ -165,10 +165,13 @@ def _format_line_rules(lines: Sequence[str], annotated: Row) -> Iterator[str]:
         f"{len(annotated['kept_lines'])} left "
         f"({format_count(annotated['num_chars'], 'character')})"
     )
-    removed = sorted([lines[int(number)] for number in numbers], key=len, reverse=True)
-    for line in removed[:NUM_LISTED]:
+    removed = [lines[int(number)] for number in numbers]
+    shown = [line for line in removed if line.strip()]
+    for line in shown[:NUM_LISTED]:
         yield _format_line(line)
-    yield from _format_rest(removed)
+    yield from _format_rest(shown)
+    if num_empty := len(removed) - len(shown):
+        yield f"{INDENT}- and {format_count(num_empty, 'empty line')}"
 
 
 def _format_line(line: str) -> str:

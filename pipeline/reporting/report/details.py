@@ -53,7 +53,7 @@ class Cluster:
     """Documents that are equal or near-duplicates, of which one is kept.
 
     Attributes:
-        url, decision: of the representative, which is kept in place of the others.
+        url, decision: of the representative, which was preferred to the others.
         members: URLs of some of the others.
     """
 

@@ -19,6 +19,10 @@ from terminal_output import format_count
 SIDES = ("kept", "dropped")
 
 
+# Scores with limits that are shown without a click. Quality rules have more than twenty.
+_NUM_OPEN_SCORES = 3
+
+
 def list_document_sections(details: Details) -> Iterator[Section]:
     """Yield the sections; none without details."""
     if not details.num_docs:
@@ -93,12 +97,13 @@ def make_legend(sides: Sequence[str]) -> ET.Element:
 
 def _show_scores(details: Details) -> Iterator[ET.Element]:
     yield make_legend(SIDES)
+    num_open = 0
     for bins in details.histograms:
         figures = [draw_histogram(one, bins, SIDES) for one in bins["histograms"]]
         grid = element("div", {"class": "histograms"}, figures)
         if bins["score"] in details.limited:
-            yield element("h3", {}, bins["score"])
-            yield grid
+            yield fold(bins["score"], [grid], is_open=num_open < _NUM_OPEN_SCORES)
+            num_open += 1
         else:
             yield fold(f"{bins['score']}: no limit", [grid])
 
@@ -116,11 +121,11 @@ def _show_domains(domains: Iterable[Mapping[str, Any]]) -> ET.Element:
 
 def _show_samples(details: Details) -> Iterator[ET.Element]:
     for decision, documents in details.samples.items():
-        yield element("h3", {}, decision)
-        if meaning := describe_reason(decision):
-            yield element("p", {"class": "note"}, meaning)
         shown = [_show_document(document) for document in documents]
-        yield element("ol", {"class": "documents"}, shown)
+        content = [element("ol", {"class": "documents"}, shown)]
+        if meaning := describe_reason(decision):
+            content.insert(0, element("p", {"class": "note"}, meaning))
+        yield fold(f"{decision}: {format_count(len(shown), 'document')}", content)
 
 
 def _show_document(document: Mapping[str, Any]) -> ET.Element:
@@ -146,7 +151,6 @@ def _show_cluster(cluster: Cluster) -> ET.Element:
     return element(
         "div",
         {"class": "cluster"},
-        element("h3", {}, head),
         element("p", {"class": "url"}, cluster.url),
-        element("ul", {}, members),
+        fold(head, [element("ul", {}, members)]),
     )

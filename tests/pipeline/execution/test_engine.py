@@ -24,7 +24,9 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
+from storage.errors import StorageError
 from tests.conftest import REPOSITORY, wet_record
+from tests.faults._small_disk import PAGE_BYTES, find_missing_tmpfs, mount_disk
 from tests.pipeline.conftest import Small
 from tests.pipeline.execution.deadly import DEADLY_STAGES, KILL
 from tests.stages.examples import tiny_lm
@@ -172,6 +174,22 @@ def test_a_message_shows_ten_failures_and_counts_the_others(
         list(run(plan))
     assert len(failure_lines(caught)) == 11
     assert failure_lines(caught)[-1] == "  ... and 2 more"
+
+
+@pytest.mark.skipif(find_missing_tmpfs() is not None, reason="needs a small disk")
+def test_a_full_disk_ends_the_run_with_one_line(small: Small, tmp_path: Path) -> None:
+    """Its other tasks would fail too, for the same cause."""
+    paths = [
+        write_wet(tmp_path / f"{i:02d}.warc.wet", ["a page of text"]) for i in range(12)
+    ]
+    plan = small.plan(input={"files": [str(path) for path in paths]})
+    disk = Path(plan.config.run_dir)
+    disk.mkdir()
+    with mount_disk(disk, 16 * PAGE_BYTES):
+        with pytest.raises((RunAborted, StorageError)) as caught:
+            list(run(plan))
+    assert str(caught.value).count("No space left on device") == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_partition_that_fails_is_named(small: Small) -> None:

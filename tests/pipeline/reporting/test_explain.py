@@ -272,8 +272,26 @@ def test_a_url_is_found_without_its_scheme(small: Small, key: str) -> None:
     path.write_bytes(wet_record("https://example.org/again", "Title\n" + ENGLISH))
     found, _ = small.run(input={"files": [str(path)]})
     assert [trace.url for trace in explain(found, key)] == ["https://example.org/again"]
-    with pytest.raises(RunNotFound, match=r"did you mean example\.org/again\?"):
+    with pytest.raises(RunNotFound, match=r"did you mean https://example\.org/again\?"):
         explain(found, f"{key}st")
+
+
+def test_empty_lines_that_a_rule_removed_are_counted(small: Small) -> None:
+    """They are not listed in place of lines with text."""
+    short = [
+        f"Few {word}" for word in ["one", "two", "three", "four", "five", "six", "seven"]
+    ]
+    text = "\n\n\n".join([*short, "One more line of the page.", "And one more of them."])
+    path = small.folder / "lines.warc.wet"
+    path.write_bytes(wet_record("https://example.org/lines", f"Title\n{text}"))
+    rules = {"min_words_per_line": 4, "end_marks": None, "min_sentences": 1}
+    found, _ = small.run(input={"files": [str(path)]}, annotate={"lines": rules})
+    (trace,) = explain(found, "0")
+    lines = format_trace(trace)
+    start = next(i for i, line in enumerate(lines) if line.startswith("lines "))
+    shown = [line.strip() for line in lines[start + 1 : start + 8]]
+    assert shown[:6] == [*(f"- '{line}'" for line in short[:5]), "- and 2 more"]
+    assert "empty line" in shown[6]
 
 
 def test_explain_needs_only_the_run_folder(mixed: RunFolder, tmp_path: Path) -> None:

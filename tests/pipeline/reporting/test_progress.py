@@ -156,9 +156,30 @@ def test_a_log_has_few_lines_of_a_long_phase() -> None:
         progress.show(PhaseFinished("annotate", Counters(), was_complete=False))
     first, *lines, last = out.getvalue().splitlines()
     assert first == "annotate: 1,000 tasks"
-    assert (
-        lines[0] == "annotate: 1/1,000 tasks, 15 documents/min, about 9:59:24 left in all"
-    )
+    assert lines[0] == "annotate: 1/1,000 tasks, 15 documents/min, about 9:59:24 left"
     assert 100 < len(lines) < 150
     assert last == f"annotate: done in {format_duration(36_000)}"
     assert progress.num_tasks == 1_000
+
+
+def test_a_window_of_80_columns_shows_whole_columns() -> None:
+    """The bar is shortened: tasks, times and rate are not cut."""
+    out, clock = io.StringIO(), Clock()
+    console = SafeConsole(file=out, width=80, force_terminal=True)
+    with RunProgress(console, {"signal_percentiles": 600.0}, clock=clock) as progress:
+        progress.show(PhaseStarted("signal_percentiles", 1_000, 0))
+        clock.now_s = 300.0
+        event = TaskFinished(
+            "signal_percentiles", TASK_ID, {}, None, num_documents=99_000, share=0.5
+        )
+        progress.show(event)
+    shown = out.getvalue()
+    for cell in (
+        "signal_percentiles",
+        "1/1,000",
+        "0:00:00",
+        "330 documents/s",
+        "about 0:05:00 left",
+    ):
+        assert cell in shown
+    assert "…" not in shown

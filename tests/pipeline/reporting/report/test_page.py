@@ -72,8 +72,25 @@ def read_width(page: Any, selector: str) -> list[float]:
     )
 
 
+def open_folds(page: Any) -> None:
+    """Show what a click on a summary shows."""
+    page.eval_on_selector_all("details", "all => all.forEach((one) => { one.open = true })")
+
+
+def test_documents_and_config_are_folded(page: Any) -> None:
+    """A page of many documents and keys is short: each is shown by a click on its summary."""
+    height = page.evaluate("document.documentElement.scrollHeight")
+    for hidden in (".documents", ".cluster li", "pre"):
+        assert not page.is_visible(hidden)
+    page.click("#random-documents-by-decision ~ details > summary")
+    assert page.is_visible(".documents")
+    open_folds(page)
+    assert page.evaluate("document.documentElement.scrollHeight") > 2 * height
+
+
 def test_nothing_is_cut_off(page: Any) -> None:
     """Bars and labels end inside the window, and the page does not scroll sideways."""
+    open_folds(page)
     width = page.viewport_size["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for selector in (".bar svg", ".bar .label", ".histogram svg", ".url"):
@@ -98,6 +115,7 @@ def test_bars_are_as_long_as_their_numbers(page: Any) -> None:
 
 def test_hostile_documents_are_text(page: Any) -> None:
     """URLs, titles and texts with scripts are shown; nothing of them is markup."""
+    open_folds(page)
     assert page.title().startswith("/")
     assert "hacked" not in page.title()
     assert page.query_selector_all("script, img, iframe, main a:not([href^='#'])") == []
