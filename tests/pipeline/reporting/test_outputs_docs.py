@@ -129,6 +129,10 @@ def test_the_examples_run(
     elif "decisions" in names:
         found = dict(names["decisions"].fetchall())
         assert found == {d: decisions.count(d) for d in decisions}
+    elif "scores" in names:
+        found = {row[0]: row[1] for row in names["scores"].fetchall()}
+        assert found == {d: decisions.count(d) for d in found}
+        assert found["kept"] == num_kept
     elif "domains" in names:
         assert names["domains"]["documents"].sum() == num_kept
     elif "sample" in names:
