@@ -30,7 +30,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             tries[name] += int(found.get("num_inputs", outcome == "failed"))
             broken[name] += outcome == "failed"
             skipped |= {name} if outcome == "skipped" else set()
-    commit = read_commit()[:7]
+    commit = (read_commit() or "unknown")[:7]
     lines = ["| attack | promise | tries | held | commit |", "|-|-|-:|-:|-|"]
     for name, promise in sorted(promises.items()):
         counts = f"{tries[name]:,} | {tries[name] - broken[name]:,}"

@@ -21,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make a test of each try; the option `--tries` says how many."""
     if "seed" not in metafunc.fixturenames:
         return
-    form = metafunc.config.getoption("--tries", "small")
+    form = str(metafunc.config.getoption("--tries", "small"))
     tries = [
         pytest.param(
             module,

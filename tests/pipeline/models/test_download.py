@@ -57,16 +57,15 @@ class FileHandler(Handler):
                 headers={"Location": state.location} if state.location else None,
             )
             return
-        start, headers = 0, state.headers
-        is_part = asked is not None and not state.ignores_range
-        if is_part:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        start, headers, status = 0, state.headers, 200
+        if asked and not state.ignores_range:
+            start, status = int(asked.removeprefix("bytes=").removesuffix("-")), 206
             headers = state.headers if state.part_headers is None else state.part_headers
             total = len(state.body) + state.part_total
             place = f"bytes {start + state.part_offset}-{total - 1}/{total}"
             headers = {**headers, "Content-Range": place}
         cut = state.cut_after.pop(0) if state.cut_after else None
-        self.send(206 if is_part else 200, state.body[start:], headers, cut)
+        self.send(status, state.body[start:], headers, cut)
 
 
 @pytest.fixture
