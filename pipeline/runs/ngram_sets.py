@@ -1,6 +1,6 @@
 """Files of n-gram sets, of which a task reads single sets: those of candidates for near-duplicates.
 
-A set has a *place*: its offset in the file in units of UNIT_BYTES << 32 | its number of n-grams. The place is stored
+A set has a *place*: its offset in the file / ALIGNMENT_BYTES << 32 | its number of n-grams. The place is stored
 where the set is needed, beside the document's band hashes. So a task that reads a set needs no index and no footer, and
 knows what it will hold before it reads. The set follows its CRC-32 in the file, so no block around it is read either.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +29,8 @@ from pipeline.runs.verified_file import DamagedOutput
 from stages.dedup.minhash import flatten_lists
 from storage.errors import StorageError
 
-# Documents, and their n-grams, that are compared with each other at a time. A larger group is
-# compared in parts, and a larger cluster with its preferred documents only. So k documents take
-# at most k * MAX_COMPARED comparisons, and 32 MB hold their n-grams.
-MAX_COMPARED, MAX_NGRAMS_COMPARED = 2**12, 2**23
-
-# Sets begin at multiples of it. A file can have 2**32 of these units: 64 GB.
-UNIT_BYTES = 16
+# Sets begin at multiples of it. A file can have 2**32 of these: 64 GB.
+ALIGNMENT_BYTES = 16
 
 _CRC_BYTES = 4
 
@@ -73,9 +68,9 @@ class NgramWriter:
         place = self._places.get(digest)
         if place is None:
             start = self._file.tell()
-            place = start // UNIT_BYTES << 32 | len(content) // 4
+            place = start // ALIGNMENT_BYTES << 32 | len(content) // 4
             self._file.write(crc32(content).to_bytes(_CRC_BYTES, "little") + content)
-            self._file.write(bytes(-self._file.tell() % UNIT_BYTES))
+            self._file.write(bytes(-self._file.tell() % ALIGNMENT_BYTES))
             self._places[digest] = place
         return place
 
@@ -138,7 +133,7 @@ def _read_file(
 ) -> list[NDArray[np.uint32]]:
     """Return sets of one file, which are sorted by place."""
     folder, name, places = read
-    starts = (places >> np.uint64(32)).astype(np.int64) * UNIT_BYTES
+    starts = (places >> np.uint64(32)).astype(np.int64) * ALIGNMENT_BYTES
     sizes = _CRC_BYTES + 4 * count_ngrams(places)
     ends = starts + sizes
     is_far = starts[1:] - ends[:-1] > _GAP_SHARE * sizes[1:]
@@ -181,40 +176,3 @@ def _read_verified(folder: PhaseFolder, name: str, start: int, end: int) -> memo
             folder.output(name).describe("other n-grams", "those of the band hashes", place)
         )
     return content
-
-
-def count_ngrams_held(memory_mb: int) -> int:
-    """Return the n-grams that a task may hold: a 16th of its memory, and as much again while they are read."""
-    return max(MAX_NGRAMS_COMPARED, memory_mb * 2**20 // 16 // 4)
-
-
-def are_large(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether groups are too large to be compared at once, shape (num_groups,)."""
-    num_ngrams = np.diff(np.append(0, np.cumsum(sizes))[starts])
-    return (np.diff(starts) > MAX_COMPARED) | (num_ngrams > MAX_NGRAMS_COMPARED)
-
-
-def count_compared(sizes: NDArray[np.int64]) -> int:
-    """Return how many of a large group's next documents are compared at once, from their sizes; at least one."""
-    num_ngrams = np.cumsum(sizes[:MAX_COMPARED])
-    return max(1, int(np.searchsorted(num_ngrams, MAX_NGRAMS_COMPARED, side="right")))
-
-
-def divide_groups(
-    starts: NDArray[np.int64], sizes: NDArray[np.int64], memory_mb: int
-) -> Iterator[slice]:
-    """Yield ranges of consecutive groups whose n-grams a task can hold, or of one group.
-
-    Args:
-        starts: (num_groups + 1,) the start of each group.
-        sizes: (starts[-1],) the number of n-grams of each member.
-        memory_mb: of the task.
-    """
-    max_ngrams = count_ngrams_held(memory_mb)
-    num_before = np.append(0, np.cumsum(sizes))[starts]  # n-grams before each group
-    begin = 0
-    while begin < len(starts) - 1:
-        limit = num_before[begin] + max_ngrams
-        end = max(begin + 1, int(np.searchsorted(num_before, limit, side="right")) - 1)
-        yield slice(begin, end)
-        begin = end

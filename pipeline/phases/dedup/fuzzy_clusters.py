@@ -46,22 +46,16 @@ from pipeline.runs.hash_partitions import (
     FileSlice,
     Partition,
     count_partitions,
-    find_bounds,
     name_partitions,
     read_slice,
     take_rows,
 )
-from pipeline.runs.ngram_sets import (
-    NgramReader,
-    are_large,
-    count_compared,
-    count_ngrams,
-    divide_groups,
-)
+from pipeline.runs.ngram_sets import NgramReader, count_ngrams
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup import connected_components as components
+from stages.dedup.candidate_groups import divide_groups, find_comparable
 from stages.dedup.connected_components import Pairs
 from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands, flatten_lists
 from stages.kernels.dedup import near_duplicates as kernel
@@ -279,8 +273,7 @@ class FuzzyClusters(PartitionPhase):
         if rule is None:
             return components.pair_with_first(documents, starts)
         sizes = count_ngrams(places)
-        rows, starts = _find_comparable(documents, starts, sizes, rule.min_jaccard)
-        rows, starts = _cut_large_groups(rows, starts, sizes[rows])
+        rows, starts = find_comparable(documents, starts, sizes, rule.min_jaccard)
         documents, places, sizes = documents[rows], places[rows], sizes[rows]
         reader = open_ngrams(self)
         found: list[Pairs] = [np.empty((0, 2), np.uint64)]
@@ -397,63 +390,6 @@ def open_ngrams(phase: PartitionPhase) -> NgramReader:
     return NgramReader(
         [(folder, Annotate.ngrams.file_name(key)) for folder, key in sources]
     )
-
-
-def _find_comparable(
-    documents: NDArray[np.uint64],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    min_jaccard: float,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows of documents, group by group and by size, and the start of each group.
-
-    Documents are left out whose size is so different that none of their group is similar. Groups with the same
-    first document follow each other, because they often have the others in common, too.
-
-    Args:
-        documents: (m,) group by group.
-        starts: (num_groups + 1,) the start of each group.
-        sizes: (m,) the number of n-grams of each document.
-        min_jaccard: of similar documents.
-    """
-    group_sizes = np.diff(starts)
-    firsts = np.repeat(documents[starts[:-1]], group_sizes)
-    groups = np.repeat(np.arange(len(group_sizes)), group_sizes)
-    rows = np.lexsort((sizes, groups, firsts))
-    del firsts
-    groups, sizes = groups[rows], sizes[rows]
-    is_near = np.zeros(len(rows) + 1, np.bool_)  # of a row and the one before
-    is_near[1:-1] = (groups[1:] == groups[:-1]) & (sizes[:-1] >= min_jaccard * sizes[1:])
-    is_comparable = is_near[1:] | is_near[:-1]
-    return rows[is_comparable], find_bounds(groups[is_comparable])
-
-
-def _cut_large_groups(
-    rows: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows and starts of groups with at most MAX_COMPARED documents and MAX_NGRAMS_COMPARED n-grams.
-
-    A larger group is cut. Neighbouring parts have one document in common, so documents that are all similar stay
-    connected.
-
-    Args:
-        rows: (m,) documents, by size in each group.
-        starts: (num_groups + 1,) the start of each group.
-        sizes: (m,) the number of n-grams of each row.
-    """
-    groups = np.stack([starts[:-1], starts[1:]], axis=1)
-    is_large = are_large(starts, sizes)
-    cut = [groups[~is_large]]
-    for start, end in groups[is_large].tolist():
-        stop = start + 1
-        while stop < end:
-            begin = stop - 1
-            stop = max(begin + 2, begin + count_compared(sizes[begin:end]))
-            cut.append(np.array([[begin, stop]]))
-    begins, ends = np.concatenate(cut).T
-    starts = np.append(0, np.cumsum(ends - begins))
-    offsets = np.repeat(begins - starts[:-1], ends - begins)
-    return rows[np.arange(starts[-1]) + offsets], starts
 
 
 def _compare_minhash(

@@ -34,13 +34,9 @@ from pipeline.phases.dedup.fuzzy_clusters import (
 from pipeline.phases.phase import PartitionPhase, TaskCost
 from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.hash_partitions import name_partitions
-from pipeline.runs.ngram_sets import (
-    are_large,
-    count_compared,
-    count_ngrams,
-    divide_groups,
-)
+from pipeline.runs.ngram_sets import count_ngrams
 from stages.contract import Counters
+from stages.dedup.candidate_groups import are_large, count_compared, divide_groups
 from stages.dedup.minhash import flatten_lists, hash_bands_of_ngrams
 from stages.kernels.dedup import near_duplicates as kernel
 

@@ -16,8 +16,8 @@ from pipeline.execution.engine import run
 from pipeline.phases.dedup import fuzzy_clusters
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
-from pipeline.runs import ngram_sets
 from pipeline.runs.run_folder import RunFolder
+from stages.dedup import candidate_groups
 from stages.dedup.minhash import MinHash, MinHashSettings, split_ngrams
 from tests.conftest import wet_record
 
@@ -213,7 +213,7 @@ def test_the_size_of_tasks_changes_nothing(
 ) -> None:
     """Few documents at a time, and any number of partitions, give the same decisions."""
     expected = run_to_select(config)
-    module = ngram_sets if name == "count_ngrams_held" else fuzzy_clusters
+    module = candidate_groups if name == "count_ngrams_held" else fuzzy_clusters
     is_function = name.startswith("count")
     monkeypatch.setattr(module, name, (lambda *_: value) if is_function else value)
     assert (

@@ -20,8 +20,8 @@ from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import PartitionPhase
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
-from pipeline.runs import ngram_sets
 from pipeline.runs.ngram_sets import NgramReader
+from stages.dedup import candidate_groups
 from tests.bucket_like_store import read_like_a_bucket
 from tests.conftest import wet_record
 
@@ -162,7 +162,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def make_template_pages(num_splits: int, num_pages: int) -> list[list[str]]:
-    """Return pages of one text, each with a number of its own, and some equal ones."""
+    """Return pages of one text that end with a number; two neighbours are equal."""
     text = " ".join(f"w{i}" for i in range(200))
     return [
         [f"{text} {(split * num_pages + page) // 2}" for page in range(num_pages)]
@@ -178,8 +178,8 @@ def test_a_large_group_is_compared_in_parts(
 ) -> None:
     """60 similar pages in one group are never held together, and one of them is kept."""
     config = write_config(tmp_path, tiny_tokenizer, make_template_pages(3, 20))
-    monkeypatch.setattr(ngram_sets, "MAX_COMPARED", 7)
-    monkeypatch.setattr(ngram_sets, "count_ngrams_held", lambda *_: 1000)
+    monkeypatch.setattr(candidate_groups, "MAX_COMPARED", 7)
+    monkeypatch.setattr(candidate_groups, "count_ngrams_held", lambda *_: 1000)
     plan = run_until(config, "fuzzy_dedup")
     decisions = [row for rows in find_decisions(plan) for row in rows]
     assert [representative for _, representative in decisions] == [0] * 59
