@@ -181,9 +181,9 @@ def test_decisions_are_those_of_brute_force(
 
 
 def test_a_rule_drops_no_document_through_a_chain(
-    config: str, pages: list[tuple[str, str]]
+    config: str, pages: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a rule, some documents are dropped that are not similar to their representative."""
+    """Also in groups that are too large to be compared at once. Without a rule, some dropped documents are not similar."""
     texts = dict(pages)
 
     def count_dissimilar(decisions: dict[str, str | None]) -> int:
@@ -195,6 +195,12 @@ def test_a_rule_drops_no_document_through_a_chain(
         return dissimilar
 
     assert count_dissimilar(run_to_select(config)) == 0
+    monkeypatch.setattr(candidate_groups, "MAX_COMPARED", 2)
+    in_parts = run_to_select(config, "run_dir=" + str(Path(config).parent / "parts"))
+    assert count_dissimilar(in_parts) == 0
+    representatives = {kept for kept in in_parts.values() if kept is not None}
+    assert len(representatives) > 5
+    assert {in_parts[kept] for kept in representatives} == {None}
     other_run = "run_dir=" + str(Path(config).parent / "without")
     assert count_dissimilar(run_to_select(config, "fuzzy_dedup.rule=null", other_run)) > 5
 
