@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,19 @@ def test_modules_have_no_import_cycles() -> None:
 
     for module in sorted(graph):
         visit(module)
+
+
+def test_parts_of_the_trainer_import_one_another_one_way() -> None:
+    """A part is a subpackage, or a module beside them."""
+    graph: dict[str, set[str]] = {}
+    for path in sorted((REPOSITORY / "training").rglob("*.py")):
+        part = path.relative_to(REPOSITORY / "training").with_suffix("").parts[0]
+        imported = {
+            name.split(".")[1] for name in _imports(path) if name.startswith("training.")
+        }
+        graph.setdefault(part, set()).update(imported - {part})
+    # Raises an error that names the parts of a circle.
+    TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("package", [p for p in PACKAGES if (REPOSITORY / p).is_dir()])

@@ -11,47 +11,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from training.config import TrainConfig
 from training.model.size import count_parameters
 from training.observability.summary import format_setup
 from training.parallel.distributed import RankContext
-from training.planning.gpus import GIB, Gpu, find_peak_flops
+from training.planning.gpus import GIB
 from training.planning.memory import estimate_footprint
-from training.planning.plan import Estimator
-from training.planning.speed import find_utilization
-from training.trainer import Trainer
+from training.planning.speed import estimate_step_s, find_utilization
+from training.trainer import Trainer, get_peak_flops
 
 _PROCESS = Path("/proc/self")
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """Speed and memory, measured and planned; None where they are unknown.
+class Figures:
+    """Speed and memory; None where they are unknown.
 
     Attributes:
         tokens_per_s: over all ranks.
         step_s: mean.
         mfu: 0..1.
-        peak_gib: of rank 0: reserved by the CUDA allocator, or growth of the process on a CPU.
-        planned_tokens_per_s: at the MFU that `plan` assumes.
-        planned_peak_gib: of the fullest rank.
+        peak_gib: of rank 0: reserved by the CUDA allocator, or growth of the process on a CPU. As
+            planned, that of the fullest rank.
     """
 
-    tokens_per_s: float
-    step_s: float
+    tokens_per_s: float | None
+    step_s: float | None
     mfu: float | None
     peak_gib: float | None
-    planned_tokens_per_s: float | None
-    planned_mfu: float | None
-    planned_peak_gib: float
 
 
 def measure(
     config: TrainConfig, context: RankContext, vocab_size: int, num_steps: int
-) -> Measurement:
-    """Train on random rows in a temporary folder, and return the figures.
+) -> Figures | None:
+    """Train on random rows in a temporary folder; return the figures on rank 0, None on others.
 
     As many steps as are measured run before them, for compilation and the allocator. Nothing is
     saved. All ranks must call it together.
@@ -67,23 +60,32 @@ def measure(
     """
     log_lines, peak_gib = _train(config, context, vocab_size, num_steps)
     if not context.is_first:
-        return Measurement(0, 0, None, None, None, None, 0)
+        return None
     last = log_lines[-1]
+    return Figures(last["tokens_per_s"], last["step_s"], last.get("mfu"), peak_gib)
+
+
+def plan_figures(config: TrainConfig, context: RankContext, vocab_size: int) -> Figures:
+    """Return what `plan` says for this device, without a speed if its peak is unknown."""
     footprint = estimate_footprint(
         config, vocab_size, context.world_size, device_type=context.device.type
     )
+    peak_gib = footprint.peak.total / GIB
+    peak_flops = get_peak_flops(config.observability, context.device)
+    if peak_flops is None:
+        return Figures(None, None, None, peak_gib)
     num_parameters = count_parameters(config.model, vocab_size)
-    nearest = find_utilization(num_parameters, config.data.seq_len)
-    planned_tokens_per_s = _plan_tokens_per_s(config, context, vocab_size, nearest.share)
-    return Measurement(
-        last["tokens_per_s"],
-        last["step_s"],
-        last.get("mfu"),
-        peak_gib,
-        planned_tokens_per_s,
-        None if planned_tokens_per_s is None else nearest.share,
-        footprint.peak.total / GIB,
+    mfu = find_utilization(num_parameters, config.data.seq_len).share
+    step_s = estimate_step_s(
+        config,
+        footprint,
+        num_gpus=context.world_size,
+        peak_flops=peak_flops,
+        vocab_size=vocab_size,
+        utilization=mfu,
     )
+    tokens = config.data.global_batch_rows * config.data.seq_len
+    return Figures(tokens / step_s, step_s, mfu, peak_gib)
 
 
 def _train(
@@ -114,16 +116,20 @@ def _train(
 
 
 def describe(
-    config: TrainConfig, num_ranks: int, vocab_size: int, measured: Measurement
+    config: TrainConfig,
+    num_ranks: int,
+    vocab_size: int,
+    measured: Figures,
+    planned: Figures,
 ) -> Iterator[str]:
     """Yield the lines of a table of measured and planned figures."""
     yield format_setup(config, num_ranks, count_parameters(config.model, vocab_size))
     yield f"{'':16}{'measured':>12}{'plan':>12}"
     rows = (
-        ("tokens/s", "{:,.0f}", measured.tokens_per_s, measured.planned_tokens_per_s),
-        ("MFU", "{:.1%}", measured.mfu, measured.planned_mfu),
-        ("step, s", "{:.3f}", measured.step_s, _plan_step_s(config, measured)),
-        ("peak, GiB", "{:.2f}", measured.peak_gib, measured.planned_peak_gib),
+        ("tokens/s", "{:,.0f}", measured.tokens_per_s, planned.tokens_per_s),
+        ("MFU", "{:.1%}", measured.mfu, planned.mfu),
+        ("step, s", "{:.3f}", measured.step_s, planned.step_s),
+        ("peak, GiB", "{:.2f}", measured.peak_gib, planned.peak_gib),
     )
     for name, form, *values in rows:
         cells = ["-" if value is None else form.format(value) for value in values]
@@ -152,32 +158,6 @@ def _make_config(
     settings |= {"run_dir": folder, "steps": 2 * num_steps}
     settings |= {"validation": None, "tasks": None}
     return TrainConfig.model_validate(settings)
-
-
-def _plan_tokens_per_s(
-    config: TrainConfig, context: RankContext, vocab_size: int, mfu: float
-) -> float | None:
-    """Return the speed that `plan` assumes for this device, or None if its peak is unknown."""
-    if context.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(context.device)
-        name, memory_bytes = properties.name, properties.total_memory
-        peak_flops = find_peak_flops(name)
-    else:
-        name, memory_bytes, peak_flops = "cpu", 0, None
-    if config.observability.peak_tflops is not None:
-        peak_flops = config.observability.peak_tflops * 1e12
-    if peak_flops is None:
-        return None
-    gpu = Gpu(name, memory_bytes, peak_flops)
-    estimator = Estimator(config, context.world_size, gpu, vocab_size, mfu)
-    return estimator.estimate("as configured", {}).tokens_per_s
-
-
-def _plan_step_s(config: TrainConfig, measured: Measurement) -> float | None:
-    if not measured.planned_tokens_per_s:
-        return None
-    tokens = config.data.global_batch_rows * config.data.seq_len
-    return tokens / measured.planned_tokens_per_s
 
 
 def _reset_process_peak() -> None:

@@ -234,7 +234,7 @@ def bench(
     compilation. The data of the config is not read, and nothing is saved. Use torchrun for several
     ranks.
     """
-    from training.bench import describe, measure
+    from training.bench import describe, measure, plan_figures
     from training.config import load_config
     from training.planning.plan import find_vocab_size
 
@@ -242,9 +242,11 @@ def bench(
     vocab_size = find_vocab_size(train_config)
     with _join_ranks(train_config) as context:
         measured = measure(train_config, context, vocab_size, steps)
-        if context.is_first:
-            for line in describe(train_config, context.world_size, vocab_size, measured):
-                print(line)
+        if measured is not None:
+            planned = plan_figures(train_config, context, vocab_size)
+            num_ranks = context.world_size
+            lines = describe(train_config, num_ranks, vocab_size, measured, planned)
+            print("\n".join(lines))
 
 
 @app.command()

@@ -166,7 +166,7 @@ class Trainer:
         self.flops_per_token = count_flops_per_token(
             config.model, self.vocab_size, config.data.seq_len
         )
-        self.peak_flops = _get_peak_flops(config.observability, context.device)
+        self.peak_flops = get_peak_flops(config.observability, context.device)
         stats = self.batches.stats()
         if stats.get("broken_lines"):
             first_faults = "; ".join(stats["first_faults"])
@@ -432,7 +432,7 @@ class Trainer:
         return step % every_steps == 0 or step == self.config.steps
 
 
-def _get_peak_flops(config: ObservabilityConfig, device: torch.device) -> float | None:
+def get_peak_flops(config: ObservabilityConfig, device: torch.device) -> float | None:
     """Return the peak FLOP/s of the device: as configured, or by its name; None if unknown."""
     if config.peak_tflops is not None:
         return config.peak_tflops * 1e12

@@ -96,7 +96,7 @@ class Estimator:
             config,
             footprint,
             num_gpus=self.num_gpus,
-            gpu=self.gpu,
+            peak_flops=self.gpu.peak_flops,
             vocab_size=self.vocab_size,
             utilization=self.mfu,
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from training.config import TrainConfig
 from training.model.size import count_flops_per_token
-from training.planning.gpus import Gpu
 from training.planning.memory import FP32_BYTES, Footprint, get_compute_bytes
 
 # Assumed, from pinned CPU memory to a GPU or back: PCIe 4.0 x16 has 31.5 GB/s per
@@ -92,7 +91,7 @@ def estimate_step_s(
     footprint: Footprint,
     *,
     num_gpus: int,
-    gpu: Gpu,
+    peak_flops: float,
     vocab_size: int,
     utilization: float,
 ) -> float:
@@ -105,13 +104,13 @@ def estimate_step_s(
         config: the run.
         footprint: its memory.
         num_gpus: ranks.
-        gpu: type of all GPUs.
+        peak_flops: FLOP/s of one GPU.
         vocab_size: rows of the embedding.
         utilization: share of the peak that is assumed for computation, 0..1.
     """
     tokens = config.data.global_batch_rows * config.data.seq_len
     flops = tokens * _count_flops_per_token(config, vocab_size)
-    compute_s = flops / (num_gpus * gpu.peak_flops * utilization)
+    compute_s = flops / (num_gpus * peak_flops * utilization)
     exchange_s = _estimate_tensor_s(config, tokens, num_gpus)
     exchange_s += _estimate_context_s(config, tokens, num_gpus)
     # Out and back.

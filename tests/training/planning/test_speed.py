@@ -45,7 +45,7 @@ def test_context_parallelism_takes_the_time_of_its_exchanges() -> None:
             config,
             footprint,
             num_gpus=16,
-            gpu=GPUS["h100-80gb"],
+            peak_flops=GPUS["h100-80gb"].peak_flops,
             vocab_size=50304,
             utilization=0.4,
         )
