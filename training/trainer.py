@@ -337,8 +337,7 @@ class Trainer:
         """Enqueue one step, without waiting for the device; the optimizer skips a bad one.
 
         Returns:
-            The figures of the step, the same on all ranks: loss, gradient norm, tokens, whether
-            a rank wants to stop, and the decision of the anomaly guard with its running mean.
+            The figures of the step, the same on all ranks, as `_finish_step` reads them.
         """
         context = self.context
         # fp64, because fp32 counts exactly only up to 2**24 labels.

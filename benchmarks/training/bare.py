@@ -11,11 +11,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
-from benchmarks.training.draw import draw_token_batches
+# Batches in memory, which are repeated.
+NUM_BATCHES = 4
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -84,6 +86,13 @@ class Model(nn.Module):
         return cross_entropy(
             self.head(self.norm(hidden)).flatten(0, 1).float(), labels.flatten()
         )
+
+
+def draw_token_batches(spec: Mapping[str, Any]) -> Tensor:
+    """Return (NUM_BATCHES, B, T + 1) int64 ids by Zipf's law; the last column is only a label."""
+    shape = (NUM_BATCHES, spec["micro_batch_rows"], spec["seq_len"] + 1)
+    drawn = np.random.default_rng(2).zipf(1.2, shape)
+    return torch.from_numpy(np.minimum(drawn, spec["vocab_size"] - 1).astype(np.int64))
 
 
 class Bare:

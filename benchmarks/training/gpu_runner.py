@@ -103,9 +103,7 @@ class Suite:
     def __post_init__(self) -> None:
         self.processes = multiprocessing.get_context("forkserver")
         # torch is imported once, not by each of a dozen processes: that takes 6 s.
-        self.processes.set_forkserver_preload(
-            ["benchmarks.training.entrant", "training.trainer"]
-        )
+        self.processes.set_forkserver_preload(["benchmarks.training.ours"])
         self.dataset = str(self.folder / "dataset")
 
     def left_s(self) -> float:
@@ -205,7 +203,7 @@ class Suite:
             "seq_len": spec["seq_len"],
             "rounds": [],
             **ready,
-            "planned": plan(spec) if is_planned else {},
+            "planned": _plan(spec) if is_planned else {},
         }
         report(
             f"  {name}: ready after {ready['start_s']:.0f} s, {self.left_s():.0f} s left"
@@ -235,18 +233,11 @@ class Suite:
                 self.skipped[f"{name}: further figures"] = str(skipped)
 
 
-def plan(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the planner's estimate of the allocator's peak, without the CUDA context."""
-    from benchmarks.training.entrant import make_config
-    from training.planning.gpus import GIB
-    from training.planning.memory import estimate_footprint
+def _plan(spec: Mapping[str, Any]) -> dict[str, Any]:
+    # Its libraries may be missing, which the suite says before anything is started.
+    from benchmarks.training.ours import plan
 
-    planned = estimate_footprint(make_config(spec, "planned"), spec["vocab_size"], 1)
-    peak = planned.peak
-    return {
-        "gib": (peak.total - peak.context) / GIB,
-        "activations_gib": peak.activations / GIB,
-    }
+    return plan(spec)
 
 
 def report(line: str) -> None:

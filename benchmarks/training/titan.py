@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.training.draw import draw_token_batches
+from benchmarks.training.bare import draw_token_batches
 
 SPEC_NAME = FLAVOR = "benchmark"
 

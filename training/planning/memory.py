@@ -125,24 +125,20 @@ def estimate_footprint(
     offloaded = (config.model.num_layers - 1) * block.offloaded * count_tokens(config)
     offload = config.parallel.offload
     host = parameters + optimizer + offloaded  # the copy for checkpoints
-    if offload == "optimizer":
-        host += 2 * gradients + optimizer  # masters, their gradients, moments
-    elif offload == "parameters":
-        host += parameters + gradients + optimizer
+    host += {
+        "none": 0,
+        "optimizer": 2 * gradients + optimizer,  # masters, their gradients, moments
+        "parameters": parameters + gradients + optimizer,
+    }[offload]
     context = COMMUNICATOR_BYTES * layout.num_communicators + CONTEXT_BYTES
     constant = {
         "parameters": 0 if offload == "parameters" else parameters,
         "optimizer": optimizer if offload == "none" else 0,
         "context": context if device_type == "cuda" else 0,
     }
+    moments = _estimate_moments(config, layout, weights, block, constant)
     return Footprint(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer=optimizer,
-        moments=_estimate_moments(config, layout, weights, block, constant),
-        offloaded=offloaded,
-        host=host,
-        micro_batches=layout.micro_batches,
+        parameters, gradients, optimizer, moments, offloaded, host, layout.micro_batches
     )
 
 
@@ -191,22 +187,7 @@ def _count_zero1_bytes(weights: ModelWeights, num_ranks: int) -> int:
 
 @dataclass(frozen=True)
 class BlockActivations:
-    """Bytes of one block, per token of this rank's rows.
-
-    Attributes:
-        kept: on the GPU from forward to backward.
-        offloaded: in CPU memory from forward to backward.
-        backward: on the GPU during the block's backward: recomputed activations, and gradients
-            of activations.
-    """
-
-    kept: int
-    offloaded: int
-    backward: int
-
-
-def estimate_block_activations(config: TrainConfig) -> BlockActivations:
-    """Return what autograd saves of one block.
+    """Bytes that autograd saves of one block, per token of this rank's rows.
 
     e is the size of the compute dtype and r that of the residual stream, D the width, K that of
     the keys, F the inner width, and t the number of tensor-parallel ranks.
@@ -221,7 +202,21 @@ def estimate_block_activations(config: TrainConfig) -> BlockActivations:
     `selective` keeps the block's input and the outputs of all matrix products and of attention.
     `full` keeps the input alone. Compiled blocks save less, because the compiler recomputes cheap
     operations; so do frozen layers (lora), whose inputs are not saved.
+
+    Attributes:
+        kept: on the GPU from forward to backward.
+        offloaded: in CPU memory from forward to backward.
+        backward: on the GPU during the block's backward: recomputed activations, and gradients
+            of activations.
     """
+
+    kept: int
+    offloaded: int
+    backward: int
+
+
+def estimate_block_activations(config: TrainConfig) -> BlockActivations:
+    """Return the activations of a block, by the terms of `BlockActivations`."""
     model, parallel = config.model, config.parallel
     e, t = get_compute_bytes(config), parallel.tensor
     keys = model.num_kv_heads * model.head_dim

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from benchmarks.training.checks.check import Check, NotAvailable, expect, generate_code
-from benchmarks.training.entrant import Ours, make_config
-from benchmarks.training.gpu_runner import plan
+from benchmarks.training.ours import Ours, make_config, plan
 from training.config import ModelConfig
 from training.model.decoder import FeedForward
 from training.parallel import distributed
