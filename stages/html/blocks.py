@@ -45,6 +45,10 @@ _PREFORMATTED = split_names("listing pre")
 # Text nodes that are an image: symbols of icon fonts (private use area), and the link to a heading.
 _ICON = re.compile(r"[\ue000-\uf8ff¶]")
 
+# Blocks that are nothing but the markup of images and frames: programs that store pages escape what is
+# in <noscript>. Text that shows how to write such markup is in <p>, <li> or <pre>.
+_IMAGE_MARKUP = re.compile(r"(?:<(?:img|iframe)\s[^<>]*>\s*(?:</iframe>\s*)?)+")
+
 # Chinese and Japanese write U+3000 between names and sentences. It is as wide as a character.
 _IDEOGRAPHIC_SPACE = "\u3000"
 _OTHER_SPACE = re.compile(rf"[^\S{_IDEOGRAPHIC_SPACE}]+")
@@ -161,7 +165,12 @@ class _Reader:
         else:
             lines = map(_collapse_space, text.split("\n"))
             text = "\n".join(filter(None, lines))
-        if text and not text.isspace():
+        is_markup = (
+            text.startswith("<i")
+            and self.page.tags[self.element] not in PARAGRAPH_TAGS
+            and _IMAGE_MARKUP.fullmatch(text)
+        )
+        if text and not text.isspace() and not is_markup:
             num_link_chars = min(self.num_link_chars, len(text))
             self.page.blocks.append(Block(self.element, text, num_link_chars))
         self.pieces.clear()

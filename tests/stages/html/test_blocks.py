@@ -108,3 +108,18 @@ def test_hostile_markup_takes_linear_time(opened: str) -> None:
     started = time.process_time()
     read_blocks(opened * 50_000)
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("markup", "texts"),
+    [
+        ('<div>&lt;img src="/a.png" alt="mill"&gt;</div><p>Flour', ["Flour"]),
+        ("<div>&lt;iframe src=/a&gt;&lt;/iframe&gt; &lt;img src=/b&gt;</div>", []),
+        ("<p>&lt;img src=/a&gt;</p>", ["<img src=/a>"]),
+        ("<div>Write &lt;img src=/a&gt;</div>", ["Write <img src=/a>"]),
+    ],
+)
+def test_escaped_markup_of_images_alone_is_no_text(markup: str, texts: list[str]) -> None:
+    """Programs that store pages escape the content of <noscript>; text about HTML stays."""
+    page = read_blocks(serialize(f"<body>{markup}</body>"))
+    assert [block.text for block in page.blocks] == texts

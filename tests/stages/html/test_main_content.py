@@ -13,6 +13,7 @@ from tests.stages.html.test_blocks import serialize
 
 SENTENCE = "The old mill by the river was opened on Sunday, and most of the village came. "
 PARAGRAPH = SENTENCE * 3
+ARTICLE = f"<p>{PARAGRAPH}</p>" * 4
 MENU = "<ul><li><a href=/>Home</a><li><a href=/news>News</a><li><a href=/shop>Shop</a></ul>"
 TEASER = f"<div><h3><a href=/1>More</a></h3><p>{SENTENCE}</p></div>"
 
@@ -35,7 +36,7 @@ def make_page(*extras: str) -> str:
         f"<nav><p>{PARAGRAPH}</nav>",
         f"<footer><p>{PARAGRAPH}</footer>",
         f"<aside><p>{PARAGRAPH}</aside>",
-        f"<div class='mainNav'><p>{PARAGRAPH}</div>",
+        f"<div class='mainNav'><p>{SENTENCE}</div>",
         f"<div id=site-footer><p>{PARAGRAPH}</div>",
         f"<section class='wp_related_posts'>{TEASER * 4}</section>",
         f"<ol class=comments-list><li>{PARAGRAPH}</ol>",
@@ -81,6 +82,86 @@ def test_content_is_kept_under_any_name_of_its_element(tag: str) -> None:
     assert extract_lines(page) == [PARAGRAPH.strip()] * 4
 
 
+OTHERS = (
+    f"<ol class=comments-list>{f'<li>{PARAGRAPH}' * 5}</ol>"
+    f"<div class=related-posts>{f'<p>{PARAGRAPH}</p>' * 5}</div>"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "page-with-sidebar",
+        "pageWithSidebar",
+        "layout--right-sidebar",
+        "content-sidebar-wrap",
+        "main no-sidebar",
+        "has-sharing",
+        "hidden-contents-menu",
+        "left-navigation-wrapper--margin",
+        "mmenu-pagewrapper",
+        "tag-mills post",
+        "field--label-hidden",
+        "comments-open sidebar",
+    ],
+)
+def test_content_is_kept_in_a_layout_that_is_named_after_its_parts(name: str) -> None:
+    """Also if most sentences of the page are comments and other posts."""
+    article = f"<h1>Mill</h1><div>{f'<p>{PARAGRAPH}</p>' * 4}</div>"
+    page = f"<body>{MENU}<div class='{name}'>{article}</div>{OTHERS}</body>"
+    assert extract_lines(page) == [PARAGRAPH.strip()] * 4
+
+
+@pytest.mark.parametrize("name", ["live-match-comment", "item-caption", "teaser"])
+def test_items_of_one_name_are_content_if_they_have_most_of_the_page(name: str) -> None:
+    """Each of them has a small share, and all of them nearly all sentences."""
+    items = "".join(f"<div class={name}>Number {i}. {SENTENCE}</div>" for i in range(20))
+    lines = extract_lines(f"<body>{MENU}<h1>Match</h1><div>{items}</div></body>")
+    assert [line.split(".")[0] for line in lines][-20:] == [
+        f"Number {i}" for i in range(20)
+    ]
+
+
+@pytest.mark.parametrize("name", ["author", "comment", "caption"])
+def test_items_of_one_name_are_dropped_beside_an_article(name: str) -> None:
+    """All of them together have less text than the article."""
+    items = f"<div class={name}>{SENTENCE}</div>" * 4
+    page = make_page().replace("</p></div>", f"</p>{items}</div>")
+    assert extract_lines(page) == [PARAGRAPH.strip()] * 4
+
+
+def test_teasers_with_long_texts_beside_an_article_are_dropped() -> None:
+    """The article has more sentences than all of them, and their headings are links."""
+    teaser = f"<div><h3><a href=/1>More</a></h3><p>{PARAGRAPH}</p></div>"
+    page = f"<body>{MENU}<main><div>{f'<p>{PARAGRAPH}</p>' * 6}</div>{teaser * 3}</main>"
+    assert extract_lines(page) == [PARAGRAPH.strip()] * 6
+
+
+def test_headings_of_dropped_lists_are_dropped_at_the_end() -> None:
+    """A heading with text below it stays."""
+    section = f"<h2>Flour</h2><p>{SENTENCE}</p><h2>More</h2><h3>News</h3>{MENU}"
+    page = make_page().replace("</p></div>", f"</p>{section}</div>")
+    assert extract_lines(page)[-2:] == ["Flour", SENTENCE.strip()]
+
+
+@pytest.mark.parametrize(
+    ("markup", "lines"),
+    [
+        ("<ul><li>wheat<li>rye<li>water</ul>", ["wheat", "rye", "water"]),
+        (
+            "<table class='ingredients table-header'><tr><td>1 l<td>water<tr><td>1 kg<td>rye</table>",
+            ["1 l\t\twater", "1 kg\t\trye"],
+        ),
+        ("<ul><li><a href=/1>One</a><li><a href=/2>Number two</a><li>three</ul>", []),
+        ("<ul><li>3 May<li>Anna</ul>", []),
+    ],
+)
+def test_a_list_between_heading_and_prose_is_kept(markup: str, lines: list[str]) -> None:
+    """Ingredients are often in an element beside that of the steps. Lists of links are no text."""
+    page = make_page().replace("</h1>", f"</h1><div class=print-links>{markup}</div>")
+    assert extract_lines(page) == [*lines, *[PARAGRAPH.strip()] * 4]
+
+
 @pytest.mark.parametrize("mark", "、：．。，！？；")
 def test_chinese_and_japanese_sentences_are_prose(mark: str) -> None:
     """Each of their punctuation marks makes a sentence, so the content is found."""
@@ -112,6 +193,25 @@ def test_an_introduction_between_heading_and_article_is_kept() -> None:
         "</h1>", f"</h1><header><p>{introduction}</p><p>3 May, 2019.</p></header>"
     )
     assert extract_lines(page)[:2] == [introduction.strip(), PARAGRAPH.strip()]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        make_page().replace(
+            "</h1>", f"</h1><div class=teaser-text><p>{SENTENCE * 2}</div>"
+        ),
+        make_page().replace(
+            "</h1>", f"</h1><div class=article-header>{SENTENCE * 2}</div>"
+        ),
+        make_page().replace("h1>", "h2>").replace("</h2>", f"</h2><p>{SENTENCE * 2}</p>"),
+        f"<body>{MENU}<div><h1>Mill</h1><p class=teaser>{SENTENCE * 2}</p>{ARTICLE}</div>",
+    ],
+)
+def test_an_introduction_is_kept_in_an_element_named_as_a_teaser(page: str) -> None:
+    """The page's heading is its first heading, if it has no <h1>."""
+    lines = [line for line in extract_lines(page) if line != "Mill"]
+    assert lines == [(SENTENCE * 2).strip(), *[PARAGRAPH.strip()] * 4]
 
 
 def test_lines_of_lists_tables_and_code_are_kept() -> None:
