@@ -6,7 +6,8 @@ FOLDER holds clones of the gold sets (`gold_pages.py`). Sets that are absent are
 run installs the peers into a separate environment, which takes a minute.
 
 Half of each set is held out. The measures are in `text_scores.py`. `lost` counts pages with more than
-500 characters of text that give fewer than 100. The extractors take turns page by page, in a
+500 characters of text that give fewer than 100, `half lost` those with less than half of the wanted strings
+that are in all text. `ingredients` is the mean share of their words that is found. The extractors take turns page by page, in a
 rotating order, in one process. MB of HTML per second are of user time. Our extractor receives bytes,
 the others decoded text, which saves them the detection of the charset.
 """
@@ -22,9 +23,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.gold_pages import SETS, GoldPage, digest_annotations
+from benchmarks.quality.gold_pages import (
+    SETS,
+    GoldPage,
+    digest_annotations,
+    read_ingredients,
+)
 from benchmarks.quality.peer_environment import run_with_peers
-from benchmarks.quality.text_scores import summarize
+from benchmarks.quality.text_scores import count_half_lost, score_ingredients, summarize
 from benchmarks.result_file import save
 from stages.html.extraction import HtmlSettings, Unusable, extract
 from stages.html.justext import JustextSettings
@@ -57,7 +63,6 @@ def make_extractors() -> dict[str, Extractor]:
         found["engine trafilatura"] = _make_ours(
             HtmlSettings(main_content=True, engine="trafilatura")
         )
-        found["engine vote"] = _make_ours(HtmlSettings(main_content=True, engine="vote"))
         found["trafilatura"] = _make_trafilatura({})
         # as FineWeb
         found["trafilatura, precise"] = _make_trafilatura({"favor_precision": True})
@@ -111,6 +116,8 @@ def measure(
         figures[name] = {
             **_summarize_halves(texts[name], pages),
             "lost": _count_lost(texts[name], texts["text"]),
+            "half_lost": count_half_lost(texts[name], texts["text"], pages),
+            "ingredients": _score_ingredients(texts[name], pages),
             "errors": errors[name],
             "mb_per_user_s": round(megabytes / max(seconds[name], _TICK_S), 2),
         }
@@ -134,6 +141,16 @@ def _summarize_halves(texts: Sequence[str], pages: Sequence[GoldPage]) -> dict[s
             its_pages = [pages[number] for number in numbers]
             figures[half] = summarize(its_texts, its_pages)
     return figures
+
+
+def _score_ingredients(texts: Sequence[str], pages: Sequence[GoldPage]) -> float | None:
+    """Return the mean over all ingredients of the recipes; None if there are no recipes."""
+    total, num_ingredients = 0.0, 0
+    for text, page in zip(texts, pages, strict=True):
+        if ingredients := read_ingredients(page.html):
+            total += score_ingredients(text, ingredients) * len(ingredients)
+            num_ingredients += len(ingredients)
+    return round(total / num_ingredients, 3) if num_ingredients else None
 
 
 def _count_lost(texts: Sequence[str], all_texts: Sequence[str]) -> int:
@@ -160,7 +177,7 @@ def print_table(name: str, figures: Mapping[str, Any]) -> None:
     print(f"\n{name}: {figures['pages']} pages, {figures['megabytes']} MB of HTML")
     print(
         f"{'':22} {'F1':>6} {'prec.':>6} {'recall':>6} {'tune':>6} {'held out':>8} "
-        f"{'lost':>5} {'errors':>6} {'MB/s':>7}"
+        f"{'lost':>5} {'half':>5} {'ingr.':>6} {'errors':>6} {'MB/s':>7}"
     )
     for extractor, its in figures["extractors"].items():
         whole = its["all"]
@@ -168,6 +185,7 @@ def print_table(name: str, figures: Mapping[str, Any]) -> None:
         print(
             f"{extractor:22} {whole['f1']:6.3f} {whole['precision']:6.3f} "
             f"{whole['recall']:6.3f} {tune:6.3f} {held_out:8.3f} {its['lost']:5} "
+            f"{its['half_lost']:5} {its['ingredients'] or 0:6.3f} "
             f"{its['errors']:6} {its['mb_per_user_s']:7.2f}"
         )
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class GoldPage(NamedTuple):
@@ -75,6 +76,29 @@ def read_wcxb(folder: Path) -> Iterator[GoldPage]:
             gold["ground_truth"].get("main_content") or "",
             url=gold.get("url") or f"https://wcxb.example/{path.stem}",
         )
+
+
+_JSON_LD = re.compile(
+    rb"<script[^>]*ld\+json[^>]*>(.*?)</script>", re.DOTALL | re.IGNORECASE
+)
+
+
+def read_ingredients(html: bytes) -> tuple[str, ...]:
+    """Return the ingredients that a page of a recipe states in JSON-LD (schema.org/Recipe)."""
+    for script in _JSON_LD.findall(html):
+        try:
+            found: list[Any] = [json.loads(script, strict=False)]
+        except ValueError:
+            continue
+        for value in found:  # grows
+            if isinstance(value, dict):
+                ingredients = value.get("recipeIngredient")
+                if isinstance(ingredients, list) and ingredients:
+                    return tuple(map(str, ingredients))
+                found.extend(value.values())
+            elif isinstance(value, list):
+                found.extend(value)
+    return ()
 
 
 SETS: Mapping[str, Callable[[Path], Iterator[GoldPage]]] = {

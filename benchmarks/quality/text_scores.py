@@ -10,6 +10,7 @@ r"""Measures of extracted text: those of the gold sets' own evaluations.
 
 from __future__ import annotations
 
+import html
 import random
 import re
 import statistics
@@ -69,6 +70,29 @@ def score_strings(texts: Sequence[str], pages: Sequence[GoldPage]) -> Score:
     precision = num_right / max(1, num_right + num_wrong)
     recall = num_right / max(1, num_right + num_missed)
     return Score(precision, recall, _harmonic_mean(precision, recall))
+
+
+def count_half_lost(
+    texts: Sequence[str], all_texts: Sequence[str], pages: Sequence[GoldPage]
+) -> int:
+    """Return the pages with less than half of the wanted strings that are in all their text."""
+    num_lost = 0
+    for text, all_text, page in zip(texts, all_texts, pages, strict=True):
+        words, all_words = _join_words(text), _join_words(all_text)
+        num_found = sum(_join_words(each) in words for each in page.wanted)
+        num_there = sum(_join_words(each) in all_words for each in page.wanted)
+        num_lost += 2 * num_found < len(page.wanted) <= 2 * num_there
+    return num_lost
+
+
+def score_ingredients(text: str, ingredients: Sequence[str]) -> float:
+    """Return the mean share of the words of each ingredient that are words of the text."""
+    words = set(re.findall(r"\w+", text.lower()))
+    shares: list[float] = []
+    for ingredient in ingredients:
+        its_words = re.findall(r"\w+", html.unescape(ingredient).lower())
+        shares.append(sum(word in words for word in its_words) / max(1, len(its_words)))
+    return statistics.fmean(shares)
 
 
 def summarize(texts: Sequence[str], pages: Sequence[GoldPage]) -> dict[str, Any]:
