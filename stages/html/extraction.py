@@ -30,8 +30,6 @@ from stages.html.markup import (
     open_noscript,
     remove_marks,
 )
-from stages.html.vote import VERSION as VOTE_VERSION
-from stages.html.vote import extract_by_vote
 from stages.kernels.markup_cost import estimate_parse_ns
 from stages.settings.warc import HtmlSettings
 
@@ -143,12 +141,10 @@ def list_engine_versions(settings: HtmlSettings) -> dict[str, str]:
         ExtraNotInstalled: the engine needs trafilatura, which is not installed.
     """
     versions: dict[str, str] = {}
-    if settings.main_content and settings.engine in ("blocks", "vote"):
+    if settings.main_content and settings.engine == "blocks":
         versions["blocks"] = str(BLOCKS_VERSION)
-    if settings.main_content and settings.engine in ("trafilatura", "vote"):
+    if settings.main_content and settings.engine == "trafilatura":
         versions |= trafilatura.list_versions()
-    if settings.main_content and settings.engine == "vote":
-        versions["vote"] = str(VOTE_VERSION)
     return versions
 
 
@@ -269,8 +265,6 @@ def _extract_main_content(
         main_content = remove_marks(_extract_text(tree, settings, main_content=True))
     elif settings.engine == "trafilatura":
         main_content = trafilatura.extract_main_content(markup)
-    elif settings.engine == "vote":
-        main_content = extract_by_vote(tree.body.html if tree.body else "", markup)
     else:
         main_content = extract_main_content(tree.body.html if tree.body else "")
     num_chars = len(main_content)

@@ -13,25 +13,11 @@ one, and lxml copies attributes: 25,000 short paragraphs take 75 s, 40,000 attri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from stages.settings.warc import JustextSettings
-
-# The limits with which trafilatura judges pages in any language (`try_justext` in its external.py):
-# lower than jusText's own, because the stop words of all languages are in one list.
-_ANY_LANGUAGE_LIMITS: Mapping[str, Any] = MappingProxyType(
-    {
-        "length_low": 50,
-        "length_high": 150,
-        "stopwords_low": 0.1,
-        "stopwords_high": 0.2,
-        "max_link_density": 0.25,
-        "no_headings": True,
-    }
-)
 
 
 def extract_main_text(html: str, settings: JustextSettings) -> str:
@@ -40,18 +26,6 @@ def extract_main_text(html: str, settings: JustextSettings) -> str:
     Raises:
         Exception: any error of lxml for a page that it cannot parse.
     """
-    return _extract(html, _load_stop_words(settings.stop_words), {})
-
-
-def extract_in_any_language(html: str) -> str:
-    """Return the same by the stop words of all languages of jusText."""
-    from justext import get_stoplists
-
-    stop_words = _load_stop_words(tuple(sorted(get_stoplists())))
-    return _extract(html, stop_words, _ANY_LANGUAGE_LIMITS)
-
-
-def _extract(html: str, stop_words: frozenset[str], limits: Mapping[str, Any]) -> str:
     from justext import core
     from lxml import etree  # pyright: ignore[reportAttributeAccessIssue] - compiled, without stubs
     from lxml import html as lxml_html
@@ -66,11 +40,11 @@ def _extract(html: str, stop_words: frozenset[str], limits: Mapping[str, Any]) -
     for element in page.iter(etree.Element):
         element.attrib.clear()  # no rule uses them, and copying them takes quadratic time
     paragraphs = core.ParagraphMaker.make_paragraphs(core.preprocessor(page))
-    # jusText copies the stop words for each page: all languages have 200,000.
+    # jusText copies the stop words for each page: those of all languages are 200,000.
     words: set[str] = set()
     for paragraph in paragraphs:
         words.update(map(str.lower, paragraph.text.split()))
-    core.classify_paragraphs(paragraphs, stop_words & words, **limits)
+    core.classify_paragraphs(paragraphs, _load_stop_words(settings.stop_words) & words)
     classes: list[str] = []
     headings: list[bool] = []
     texts: list[str] = []

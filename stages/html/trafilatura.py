@@ -60,7 +60,7 @@ def load_library() -> ModuleType:
 
 def _explain_missing(library: str) -> ExtraNotInstalled:
     return ExtraNotInstalled(
-        f"extract.warc.html.engine: trafilatura and vote need the library {library!r}: "
+        f"extract.warc.html.engine: trafilatura needs the library {library!r}: "
         f"pip install 'corpusmill[trafilatura]'",
         name=library,
     )

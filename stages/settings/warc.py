@@ -46,13 +46,12 @@ class HtmlSettings(Settings):
         description="Remove navigation, footers and other boilerplate. Takes twice the time. "
         "Pages of which hardly anything is left keep all text (docs/stages.md).",
     )
-    engine: Literal["blocks", "resiliparse", "trafilatura", "vote"] = Field(
+    engine: Literal["blocks", "resiliparse", "trafilatura"] = Field(
         default="blocks",
         description="The rules that find the main content. `blocks`: ours, from text, links and "
         "names of elements. `resiliparse`: those of its main content extraction, as in DCLM; "
         "they keep more boilerplate. `trafilatura`: as in FineWeb and RefinedWeb; four times "
-        "slower than `blocks`, and needs the extra trafilatura. `vote`: what two of `blocks`, "
-        "trafilatura and jusText keep; seven times slower, the best on mixed pages.",
+        "slower than `blocks`, and needs the extra trafilatura.",
     )
     justext: JustextSettings | None = Field(
         default=None,
@@ -82,7 +81,7 @@ class HtmlSettings(Settings):
                 f"{', '.join(names)} are settings of resiliparse; remove them, or set justext "
                 "to null"
             )
-        if self.engine in ("trafilatura", "vote") and not self.main_content:
+        if self.engine == "trafilatura" and not self.main_content:
             raise ValueError(
                 f"engine {self.engine} finds main content; set main_content: true"
             )
