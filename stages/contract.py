@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import ClassVar, Generic, NamedTuple, TypeVar, get_args, get_origin
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stages.counters import Counters
+from stages.histograms import Column, Histogram, RunLimit
 from stages.settings.base import Settings
-
-# One value per row of a batch, shape (n,).
-Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 # `index of the input split << 32 | record number in the split`: sorted like the input.
 DOC_ID = pa.field("doc_id", pa.uint64(), nullable=False)
@@ -132,16 +130,22 @@ class Stage(ABC, Generic[S]):
     counters: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(
-        self, settings: S, files: Mapping[str, Path] = MappingProxyType({})
+        self,
+        settings: S,
+        files: Mapping[str, Path] = MappingProxyType({}),
+        run_counters: Counters | None = None,
     ) -> None:
         """Store the settings. The instance can be pickled until `open` has loaded its models.
 
         Args:
             settings: the only configuration that the stage has.
             files: reference -> local path, for each reference of `required_files(settings)`.
+            run_counters: with the `histograms` of the run; None: they are not counted yet, and the
+                limits that come from them are off.
         """
         self.settings = settings
         self.files = dict(files)  # a mappingproxy cannot be pickled
+        self.run_counters = run_counters or Counters()
 
     @classmethod
     def settings_class(cls) -> type[S]:
@@ -180,6 +184,12 @@ class Stage(ABC, Generic[S]):
         return ()
 
     @classmethod
+    def histograms(cls, settings: S) -> tuple[Histogram, ...]:
+        """Return the histograms of the run that limits of the stage come from; none by default."""
+        del settings
+        return ()
+
+    @classmethod
     def expected_counters(cls, settings: S) -> tuple[str, ...]:
         """Return the counters that a report shows even if they are zero.
 
@@ -191,12 +201,16 @@ class Stage(ABC, Generic[S]):
     def open(self) -> None:
         """Load models. Called once per process, before the first `apply`."""
 
+    def list_run_limits(self) -> Iterable[RunLimit]:
+        """Return the limits that come from the scores of the run, for reports; none by default."""
+        return ()
+
     @abstractmethod
     def apply(self, batch: pa.Table) -> Outcome:
         """Add columns, drop documents, count.
 
-        The result for a row must depend on this row and the settings only, never on the other
-        rows of the batch.
+        The result for a row must depend on this row, the settings and the counters of the run only,
+        never on the other rows of the batch.
         """
 
 

@@ -49,7 +49,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
-from pipeline.phases.percentiles import Percentiles
+from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase, TaskCost
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.plan import make_plan

@@ -144,5 +144,9 @@ def _list_unmeasured(model: CostModel, phase: type[Phase]) -> list[str]:
     if rates is None and not phase.stages:
         return [phase.name]
     measured = rates.cpu_s if rates else {}
-    stages = [spec.stage.name for spec in phase.plan_stages(model.config)]
+    stages = [
+        spec.stage.name
+        for spec in phase.plan_stages(model.config)
+        if spec.stage in phase.stages
+    ]
     return [f"{phase.name}.{stage}" for stage in stages if stage not in measured]

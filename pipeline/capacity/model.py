@@ -307,7 +307,7 @@ class CostModel:
     ) -> dict[str, float]:
         """Return CPU seconds by step, without the start of processes."""
         cost = phase.cost
-        enabled = {stage.name for stage in phase.enabled_stages(self.config)}
+        enabled = {spec.stage.name for spec in phase.plan_stages(self.config)}
         disabled = {stage.name for stage in phase.stages} - enabled
         cpu_s: dict[str, float] = {}
         for step, line in rates.cpu_s.items():

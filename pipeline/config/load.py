@@ -97,9 +97,10 @@ def _list_classifiers(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 def _find_missing_cutoffs(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     """Yield an error if the cutoffs are in a file that does not exist."""
     perplexity = config.select.perplexity
-    if perplexity is None or perplexity.cutoffs in ("model", "run"):
-        return
-    if not Path(perplexity.cutoffs).is_file():
+    cutoffs = perplexity.cutoffs if perplexity else "run"
+    if isinstance(cutoffs, str) and not (
+        cutoffs in ("model", "run") or Path(cutoffs).is_file()
+    ):
         key = ("select", "perplexity", "cutoffs")
         yield key, "no such file; wanted model, run, or the path of a cutoff.csv"
 

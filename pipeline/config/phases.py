@@ -4,31 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field
 
-from stages.settings.base import ByLanguage, Settings, Share
+from stages.settings.base import Settings
 from stages.settings.dedup import MinHashSettings
 from stages.settings.filters import (
-    Bucket,
+    ClassifiersFilterSettings,
     ClassifiersSettings,
     DecontaminationFilterSettings,
     DecontaminationSettings,
-    KeptLanguages,
+    LanguageFilterSettings,
     LanguageSettings,
     LengthSettings,
     LinesSettings,
-    NamedSettings,
+    PerplexityFilterSettings,
     PerplexitySettings,
-    ScoreRange,
     UrlSettings,
 )
 from stages.settings.quality import (
-    QualityBin,
+    MixSettings,
     QualityFilterSettings,
     QualitySettings,
-    check_bins,
+    ScoreSettings,
 )
 from stages.settings.transform import PiiSettings, TokenizeSettings, UnicodeSettings
 from stages.settings.warc import WarcSettings
@@ -51,8 +50,6 @@ DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
         "rps_lines_uppercase_letter_fraction_mean": -1,
     }
 )
-
-_Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class ExtractConfig(Settings):
@@ -182,213 +179,16 @@ class FuzzyDedupConfig(Settings):
     )
 
 
-FROM_RUN = "run"
-
-
-def _find_kind(value: object) -> str | None:
-    if value == FROM_RUN:
-        return "|run"
-    return "|score" if isinstance(value, int | float) else None
-
-
-_MinScore: TypeAlias = Annotated[
-    Annotated[Share, Tag("|score")] | Annotated[Literal["run"], Tag("|run")],
-    Discriminator(
-        _find_kind,
-        custom_error_type="min_score",
-        custom_error_message="should be a number from 0 to 1, or 'run'",
-    ),
-]
-
-
-class LanguageSelection(KeptLanguages):
-    """The languages and scores that are kept."""
-
-    min_score: ByLanguage[_MinScore] = Field(
-        default=0.5,
-        description="Lowest language_score kept. CCNet keeps 0.5 and more. `run`: the median of "
-        "the language's scores in this run minus their standard deviation, within 0.3 and 0.9 "
-        "(FineWeb2). {default: run, en: 0.65} has another limit for English.",
-    )
-
-    @property
-    def uses_run(self) -> bool:
-        """Whether a limit comes from the scores of the run."""
-        limits = self.min_score
-        values = limits.values() if isinstance(limits, Mapping) else (limits,)
-        return FROM_RUN in values
-
-
-class PerplexitySelection(Settings):
-    """Sort documents into head, middle and tail by perplexity, and choose the buckets to keep."""
-
-    cutoffs: str = Field(
-        default="run",
-        description="Source of the cutoffs: `run` (percentiles of this run's documents), "
-        "`model` (measured on held-out text in training), or the path of a file in the format "
-        "of CCNet's cutoff.csv.",
-    )
-    percentiles: tuple[int, int] = Field(
-        default=(30, 60),
-        description="Upper ends of head and middle, in percent of a language's documents "
-        "(CCNet: 30, 60).",
-    )
-    keep: tuple[Bucket, ...] = Field(
-        default=("head", "middle", "tail", "all"),
-        description="Buckets to keep. `all` contains the documents of languages without a model.",
-    )
-
-    @model_validator(mode="after")
-    def _percentiles_rise(self) -> Self:
-        head, middle = self.percentiles
-        if not 0 < head < middle < 100:
-            raise ValueError(
-                f"percentiles must rise between 0 and 100; found {head:g}, {middle:g}"
-            )
-        return self
-
-
-class ScoreSelection(ScoreRange):
-    """The scores of one classifier that are kept. All limits are inclusive."""
-
-    keep_top: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of the best documents of each language, of those that all other rules "
-        "of select keep: 0.1 keeps a tenth, by the scores of the run. Documents with equal scores "
-        "get the same decision. Documents without a score are kept; null sets no limit.",
-    )
-
-
-class ClassifiersSelection(NamedSettings):
-    """Name -> limits of the score."""
-
-    each: ClassVar[type[Settings]] = ScoreSelection
-    # pydantic checks the values of free keys against this annotation.
-    __pydantic_extra__: dict[  # pyright: ignore[reportIncompatibleVariableOverride]
-        str, ScoreSelection
-    ] = Field(init=False)
-
-    @property
-    def limits(self) -> Mapping[str, ScoreSelection]:
-        """The limits, sorted by name: the first broken one is the reason of a drop."""
-        return dict(sorted(self.__pydantic_extra__.items()))
-
-
-class CombinedScoreConfig(Settings):
-    """One quality score per document, from stored scores; it is stored as `quality_score`.
-
-    The score is the weighted mean of the signals' percentile ranks in the document's language.
-    """
-
-    signals: Annotated[Mapping[str, _Weight], Field(min_length=1)] | None = Field(
-        default=None,
-        description="Stored column -> weight of its percentile rank; negative: lower values are better. Null: "
-        "those of nine signals that the run stores, with equal weights (docs/recipes.md).",
-    )
-    intercept: float | None = Field(
-        default=None,
-        allow_inf_nan=False,
-        description="Intercept of a logistic model, which `models train quality` writes with its "
-        "`signals`. The score is then the probability of a good page. Null: the weighted mean.",
-    )
-    min: Share | None = Field(
-        default=None, description="Lowest score kept, 0..1; null sets no limit."
-    )
-    keep_top: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Share of the best documents of each language, of those that all other rules "
-        "of select keep. Documents with equal scores get the same decision. Documents without a "
-        "score are kept; null sets no limit.",
-    )
-
-    @model_validator(mode="after")
-    def _weights_are_not_zero(self) -> Self:
-        for name, weight in (self.signals or {}).items():
-            if weight == 0:
-                raise ValueError(
-                    f"signals.{name} is 0, which leaves the signal out; remove it, or give a "
-                    "positive or negative weight"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _intercept_has_signals(self) -> Self:
-        if self.intercept is not None and self.signals is None:
-            raise ValueError(
-                f"intercept is {self.intercept}, and signals is null: an intercept belongs to the "
-                "weights of a model; give both as `models train quality` has written them"
-            )
-        return self
-
-
-class MixBudget(Settings):
-    """The tokens that are kept, best documents first."""
-
-    num_tokens: int = Field(
-        ge=1,
-        description="Tokens of the dataset, with all copies. They are estimated before texts are "
-        "tokenized (docs/recipes.md); the report compares the result with the budget.",
-    )
-    max_language_share: ByLanguage[Share] = Field(
-        default=1.0,
-        description="Largest share of `num_tokens` that one language gets. {default: 1, en: 0.4} "
-        "limits English alone.",
-    )
-
-
-class MixConfig(Settings):
-    """Copies of documents by quality bin, and a budget of tokens. All from stored scores."""
-
-    by: str = Field(
-        default="quality_score",
-        description="The stored score that ranks the documents of a language: `quality_score` "
-        "(from `select.score`), `perplexity`, `classifier_<name>`, `num_chars` or a quality "
-        "signal. A document without a score counts as one in the middle.",
-    )
-    best: Literal["high", "low"] | None = Field(
-        default=None,
-        description="Which scores are the best; null: low for `perplexity`, high for others.",
-    )
-    topics: tuple[str, ...] = Field(
-        default=(),
-        description="Names of `annotate.classifiers`, one per topic. The topic of a document is the "
-        "one whose classifier gives the highest score. Percentiles are then counted within a "
-        "language and a topic.",
-    )
-    bins: Annotated[tuple[QualityBin, ...], Field(min_length=1)] = Field(
-        default=(QualityBin(from_percentile=0, num_copies=1),),
-        description="Where each bin begins, from the worst documents (0) to the best (100), and "
-        "how often its documents are stored: 0 to 7 times, also 2.5. The default stores each once.",
-    )
-    budget: MixBudget | None = Field(
-        default=None, description="Tokens to keep; null: all of them."
-    )
-
-    @model_validator(mode="after")
-    def _bins_rise(self) -> Self:
-        check_bins(self.bins)
-        return self
-
-    @property
-    def is_low_best(self) -> bool:
-        """Whether low scores are better."""
-        return self.best == "low" if self.best else self.by == "perplexity"
-
-
 class SelectConfig(Settings):
     """Thresholds on the stored scores. A change reruns only dependent phases."""
 
-    language: LanguageSelection | None = Field(
-        default=LanguageSelection(), description="Language rules."
+    language: LanguageFilterSettings | None = Field(
+        default=LanguageFilterSettings(), description="Language rules."
     )
-    perplexity: PerplexitySelection | None = Field(
-        default=PerplexitySelection(), description="Perplexity buckets."
+    perplexity: PerplexityFilterSettings | None = Field(
+        default=PerplexityFilterSettings(), description="Perplexity buckets."
     )
-    classifiers: ClassifiersSelection | None = Field(
+    classifiers: ClassifiersFilterSettings | None = Field(
         default=None,
         description="Limits of the classifiers' scores, by name; null: no limits.",
     )
@@ -399,11 +199,11 @@ class SelectConfig(Settings):
         default=None,
         description="Limits of the overlap with evaluation sets; null: no limits.",
     )
-    score: CombinedScoreConfig | None = Field(
+    score: ScoreSettings | None = Field(
         default=None,
         description="One quality score from several stored scores; null: no score.",
     )
-    mix: MixConfig | None = Field(
+    mix: MixSettings | None = Field(
         default=None,
         description="Copies by quality bin, and a budget of tokens; null: each kept document "
         "once.",

@@ -24,9 +24,18 @@ from pipeline.config.phases import (
 )
 from pipeline.config.storage import StorageConfig
 from stages.settings.base import Settings, Share
+from stages.settings.filters import PerplexityFilterSettings
+from stages.settings.quality import ScoreSettings
 
 # The keys of RunConfig that are not sections of phases.
 NOT_PHASES = frozenset({"run_dir", "previous_runs", "input", "engine", "report", "storage"})
+
+# Filters that drop what another phase has found, by section: they are off where that phase is.
+_FOUND_BY = {
+    ("annotate", "exact_dedup"): "exact_dedup",
+    ("annotate", "substring_dedup"): "substring_dedup",
+    ("select", "minhash"): "fuzzy_dedup",
+}
 
 
 class ReportConfig(Settings):
@@ -223,6 +232,31 @@ class RunConfig(Settings):
                 f"annotate.classifiers has {', '.join(models) or 'none'}"
             )
         return self
+
+    def find_stage_settings(self, section: str, stage: str) -> Settings | None:
+        """Return the settings of a stage, with defaults that depend on other sections.
+
+        Args:
+            section: of its phase.
+            stage: its name, which is the name of its part of the section.
+
+        Returns:
+            None if the stage is off; an empty object for a stage without keys.
+        """
+        of_phase = getattr(self, section)
+        finder = _FOUND_BY.get((section, stage))
+        if of_phase is None or (finder is not None and getattr(self, finder) is None):
+            return None
+        settings = of_phase if stage == section else getattr(of_phase, stage, Settings())
+        if isinstance(settings, ScoreSettings):
+            return settings.model_copy(update={"signals": self.score_weights})
+        if isinstance(settings, PerplexityFilterSettings):
+            if self.annotate.perplexity is None:
+                return None
+            if settings.cutoffs == "model":
+                models = self.annotate.perplexity.models
+                return settings.model_copy(update={"cutoffs": models})
+        return settings
 
     @property
     def score_weights(self) -> Mapping[str, float]:

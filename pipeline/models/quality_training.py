@@ -29,8 +29,8 @@ from pipeline.phases.annotate import Annotate
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from pipeline.runs.split_output import read_row_groups
 from stages.counters import Counters
-from stages.filters.score import NO_RANK, Score, count_signal, make_signals
-from stages.settings.score import ScoreSettings
+from stages.filters.score import NO_RANK, Score
+from stages.settings.quality import ScoreSettings
 
 NUM_FOLDS = 5
 
@@ -173,11 +173,11 @@ def _digest(labels: Labels) -> str:
 def _measure_ranks(run: RunFolder, signals: Sequence[str], documents: pa.Table) -> Values:
     """(n, k) float64: the percentile ranks from below, among all documents of the run."""
     counters = Counters()
+    settings = ScoreSettings(signals=dict.fromkeys(signals, 1.0))
     for batch in _read_documents(run, ["language", *signals]):
-        for name in signals:
-            count_signal(counters, name, batch)
-    weighted = make_signals(dict.fromkeys(signals, 1.0), counters)
-    stage = Score(ScoreSettings(signals=weighted))
+        for histogram in Score.histograms(settings):
+            histogram.count(counters, batch)
+    stage = Score(settings, run_counters=counters)
     stage.open()
     ranks = stage.measure_ranks(documents)
     return np.where(np.isnan(ranks), NO_RANK, ranks)

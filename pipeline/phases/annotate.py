@@ -87,7 +87,6 @@ class Annotate(SplitPhase):
         Decontamination,
         MinHash,
     )
-    filters = {ExactDedupFilter: ExactDedup, RepeatedSpans: SubstringDedup}
 
     documents = Artifact("documents.parquet")  # the columns of `stored`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")

@@ -92,7 +92,6 @@ class Phase(ABC):
         version: raise it when equal input would give other output.
         parents: the phases whose outputs it reads. A parent that is off is left out.
         stages: the stages in the order in which they run; each has the config section of its name.
-        filters: stages that drop what a parent has found. They are off where that parent is off.
         depends_on_all_splits: whether the output of one task depends on other splits than its own.
         task_kind: what one task processes: "splits", "partitions" or "shards".
         reads: the parents' files that a task reads.
@@ -106,7 +105,6 @@ class Phase(ABC):
     version: ClassVar[int]
     parents: ClassVar[tuple[type[Phase], ...]] = ()
     stages: ClassVar[tuple[type[Stage[Any]], ...]] = ()
-    filters: ClassVar[Mapping[type[Stage[Any]], type[Phase]]] = MappingProxyType({})
     depends_on_all_splits: ClassVar[bool] = False
     task_kind: ClassVar[str]
     reads: ClassVar[tuple[Artifact, ...]] = ()
@@ -128,46 +126,14 @@ class Phase(ABC):
         return getattr(config, cls.section) is not None
 
     @classmethod
-    def was_off(cls, recorded: Mapping[str, Any]) -> bool:
-        """Return whether the phase was off in a run with this stored config, of any version."""
-        return recorded.get(cls.section, {}) is None
-
-    @classmethod
     def enabled_parents(cls, config: RunConfig) -> tuple[type[Phase], ...]:
         """Return the parents that are on."""
         return tuple(parent for parent in cls.parents if parent.is_enabled(config))
 
     @classmethod
-    def enabled_stages(cls, config: RunConfig) -> tuple[type[Stage[Any]], ...]:
-        """Return the stages that are on, in order."""
-        section = getattr(config, cls.section)
-        enabled: list[type[Stage[Any]]] = []
-        for stage in cls.stages:
-            found_by = cls.filters.get(stage)
-            is_off = found_by is not None and not found_by.is_enabled(config)
-            # A stage without its own section has no settings and is always on.
-            if (
-                section is not None
-                and not is_off
-                and getattr(section, stage.name, {}) is not None
-            ):
-                enabled.append(stage)
-        return tuple(enabled)
-
-    @classmethod
     def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
-        """Return the stages that are on, with their settings, as far as they are known before the run."""
-        section = getattr(config, cls.section)
-        specs: list[StageSpec] = []
-        for stage in cls.enabled_stages(config):
-            if stage.name == cls.section:
-                settings = section
-            elif stage.name in type(section).model_fields:
-                settings = getattr(section, stage.name)
-            else:
-                settings = stage.settings_class()()
-            specs.append(StageSpec(stage, settings))
-        return tuple(specs)
+        """Return the stages that are on, in order, with their settings."""
+        return plan_stages(config, cls.section, cls.stages)
 
     @classmethod
     def list_model_references(cls, config: RunConfig) -> list[str]:
@@ -422,3 +388,15 @@ def sum_counters(folder: PhaseFolder, task_ids: Iterable[str]) -> Counters:
     """Return the sum of the counters in the done-records of tasks."""
     records = folder.records(task_ids)
     return Counters.sum(Counters.from_json(record["counters"]) for record in records)
+
+
+def plan_stages(
+    config: RunConfig, section: str, stages: Iterable[type[Stage[Any]]]
+) -> tuple[StageSpec, ...]:
+    """Return those of some stages that are on in a section of the config, with their settings."""
+    specs: list[StageSpec] = []
+    for stage in stages:
+        settings = config.find_stage_settings(section, stage.name)
+        if settings is not None:
+            specs.append(StageSpec(stage, settings))
+    return tuple(specs)

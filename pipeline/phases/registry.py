@@ -11,11 +11,10 @@ from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import SubstringDedup, SubstringHashes
 from pipeline.phases.extract import Extract
-from pipeline.phases.mixing.mix_percentiles import MixPercentiles
-from pipeline.phases.percentiles import Percentiles
+from pipeline.phases.histograms import Percentiles, SignalPercentiles
+from pipeline.phases.mix_percentiles import MixPercentiles
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.phases.select import Select
-from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
 from stages.contract import Stage

@@ -5,7 +5,9 @@ Every document that annotate stored gets one decision: "kept", or the reason of 
 
 from __future__ import annotations
 
-from functools import cached_property
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,15 +15,11 @@ import pyarrow.compute as pc
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
-from pipeline.phases.cuts import Cut, dump_cuts, list_budget_cuts, list_cuts, parse_cuts
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.filter_phase import FILTERS, REPRESENTATIVE, FilterPhase
-from pipeline.phases.mixing.mix_percentiles import MixPercentiles
-from pipeline.phases.mixing.settings import make_mix_settings
-from pipeline.phases.percentiles import Percentiles
+from pipeline.phases.filter_phase import FILTERS, FilterPhase
+from pipeline.phases.histograms import Percentiles, SignalPercentiles
+from pipeline.phases.mix_percentiles import MixPercentiles
 from pipeline.phases.phase import TaskCost
-from pipeline.phases.signal_percentiles import SignalPercentiles
-from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.split_output import (
     DECISIONS,
@@ -30,15 +28,9 @@ from pipeline.runs.split_output import (
     write_parquet,
 )
 from stages.contract import DOC_ID
-from stages.counters import Counters
-from stages.dedup.minhash import MinHashFilter
-from stages.filters.percentiles import NO_LANGUAGE
 from stages.filters.score import QUALITY_SCORE
+from stages.histograms import RunLimit, name_languages
 from stages.mixing.mix import NUM_COPIES, QUALITY_BIN, Mix
-from stages.settings.mixing import MixSettings
-
-__all__ = ["REPRESENTATIVE", "Select"]
-
 
 # Those of `select.score` and of `select.mix`.
 SCORES = pa.schema([DOC_ID, QUALITY_SCORE, *Mix.adds])
@@ -49,10 +41,9 @@ class Select(FilterPhase):
 
     name = "select"
     section = "select"
-    version = 2
+    version = 3
     parents = (Annotate, FuzzyDedup, SignalPercentiles, Percentiles, MixPercentiles)
-    stages = (*FILTERS, Mix)
-    filters = {MinHashFilter: FuzzyDedup}
+    stages = FILTERS
 
     decisions = Artifact("decisions.parquet", DECISIONS)
     scores = Artifact(
@@ -63,69 +54,42 @@ class Select(FilterPhase):
     cost = TaskCost(grows_with="scored", held_bytes=100)
 
     @classmethod
-    def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
-        """Return the filters without what comes from the run itself, such as percentiles."""
-        specs = [spec for spec in super().plan_stages(config) if spec.stage is not Mix]
-        if config.select.mix is not None:
-            specs.append(StageSpec(Mix, make_mix_settings(config, Counters())))
-        return tuple(specs)
-
-    @classmethod
     def list_score_columns(cls, config: RunConfig) -> pa.Schema:
         """Return the columns of `scores` beside doc_id; none if the phase does not write it."""
         quality = [] if config.select.score is None else [QUALITY_SCORE]
         mix = [] if config.select.mix is None else list(Mix.adds)
         return pa.schema([*quality, *mix])
 
-    def stage_specs(self) -> tuple[StageSpec, ...]:
-        """Return the filters, and the stage `mix` behind them if it is on."""
-        specs = super().stage_specs()
-        if self.config.select.mix is None:
-            return specs
-        return (*specs, StageSpec(Mix, self.mix_settings))
-
-    @cached_property
-    def mix_settings(self) -> MixSettings:
-        """The quality bins, with the percentiles of the run and the end of the budget."""
-        return make_mix_settings(self.config, self.count_mix())
-
-    def count_mix(self) -> Counters:
-        """Return the scores that mix_percentiles has counted."""
-        return MixPercentiles(self.plan).counters()
-
-    def count_scores(self) -> Counters:
-        """Return the scores that percentiles has counted."""
-        if not Percentiles.is_enabled(self.config):
-            return Counters()
-        return Percentiles(self.plan).counters()
-
-    def compute_cuts(self) -> list[Cut]:
+    def compute_cuts(self) -> list[RunLimit]:
         """Return the limits that come from the scores of the run. Call it when the parents are complete."""
-        counters = Annotate(self.plan).counters() + self.count_scores()
-        has_score = self.config.select.score is not None
-        has_mix = self.config.select.mix is not None
-        score_cuts = self.score_settings.cuts if has_score else {}
-        limits = self.classifiers_settings.limits
-        cutoffs = self.find_cutoffs()
-        cuts = list_cuts(self.min_scores, cutoffs, limits, score_cuts, counters)
-        return cuts + list_budget_cuts(self.mix_settings) if has_mix else cuts
+        return [
+            limit
+            for spec in self.stage_specs()
+            for limit in spec.opened(self.model_digests).list_run_limits()
+        ]
 
     def finish(self) -> None:
         """Write the limits that come from the scores of the run."""
         with self.folder.commit(self.cuts.name) as output:
-            output.path(self.cuts.file_name).write_bytes(dump_cuts(self.compute_cuts()))
+            content = dump_cuts(self.compute_cuts())
+            output.path(self.cuts.file_name).write_bytes(content)
 
     @classmethod
-    def read_cuts(cls, folder: PhaseFolder) -> tuple[Cut, ...]:
-        """Read the limits that a finished select has written; none in runs of old versions."""
+    def read_cuts(cls, folder: PhaseFolder) -> tuple[RunLimit, ...]:
+        """Read the limits that a finished select has written; none before it has finished."""
         if cls.cuts.name not in folder.list_done():
             return ()
         with folder.open(cls.cuts.file_name) as file:
-            return parse_cuts(file.read())
+            return tuple(RunLimit(**cut) for cut in json.loads(file.read()))
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer of the decision on every document that reached this phase."""
         return _SelectWriter(output, task_id, self.list_score_columns(self.config))
+
+
+def dump_cuts(cuts: Iterable[RunLimit]) -> bytes:
+    """Return limits as the JSON that `Select.read_cuts` reads."""
+    return (json.dumps([asdict(cut) for cut in cuts], indent=1) + "\n").encode()
 
 
 class _SelectWriter(SplitWriter):
@@ -150,11 +114,10 @@ class _SelectWriter(SplitWriter):
     def _count_copies(self, batch: pa.Table) -> None:
         """Count documents, copies, and characters with all copies."""
         copies = pc.cast(batch.column(NUM_COPIES.name), pa.int64())
-        languages = pc.fill_null(batch.column("language"), NO_LANGUAGE)
         counted = pa.table(
             {
                 "bin": batch.column(QUALITY_BIN.name),
-                "language": languages,
+                "language": name_languages(batch),
                 "num_copies": copies,
                 "chars": pc.multiply(copies, batch.column("num_chars")),
             }

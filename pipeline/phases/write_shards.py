@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
 from pipeline.phases.artifact import Artifact, MergedArtifact
-from pipeline.phases.mixing.description import describe_mix
+from pipeline.phases.mix_percentiles import describe_mix
 from pipeline.phases.phase import PartitionPhase, TaskCost
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.config import RunConfig
+from pipeline.phases.registry import find_phase
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.run_plan import RunPlan
@@ -21,6 +22,7 @@ def record_plan(plan: RunPlan) -> RunFolder:
         stage_versions={
             phase.name: {spec.stage.name: spec.stage.version for spec in phase.stages}
             for phase in plan.phases
+            if find_phase(phase.name).is_enabled(plan.config)
         },
         previous=plan.previous,
     )

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pipeline.errors import TaskFailed
 from pipeline.models import registry as model_registry
 from stages.contract import Settings, Stage
+from stages.counters import Counters
 
 # Path, size in bytes and modification time (ns) of every file of a model.
 FileState = list[tuple[str, int, int]]
@@ -26,10 +27,15 @@ FileState = list[tuple[str, int, int]]
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage class and its settings: small enough to send to a worker."""
+    """A stage class and its settings: small enough to send to a worker.
+
+    Attributes:
+        run_counters: that its limits come from; None: they are not counted yet.
+    """
 
     stage: type[Stage[Any]]
     settings: Settings
+    run_counters: Counters | None = None
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns after this stage.
@@ -72,7 +78,7 @@ class StageSpec:
 
     def load(self) -> Stage[Any]:
         """Return a new stage with its models loaded. Raises what `Stage.open` raises."""
-        stage = self.stage(self.settings, self.find_files())
+        stage = self.stage(self.settings, self.find_files(), self.run_counters)
         stage.open()
         return stage
 
@@ -85,13 +91,14 @@ class StageSpec:
 class StageCache:
     """Stages with loaded models, one per stage and settings.
 
-    A stage is opened again when a file of its models has changed: someone may edit a block list between two runs of
-    one process.
+    A stage is opened again when a file of its models or the counters of the run have changed: someone may edit a
+    block list between two runs of one process.
     """
 
     def __init__(self) -> None:
         self._opened: dict[
-            tuple[type[Stage[Any]], str], tuple[Stage[Any], list[FileState]]
+            tuple[type[Stage[Any]], str],
+            tuple[Stage[Any], list[FileState], Counters | None],
         ] = {}
 
     def get(self, spec: StageSpec, digests: Mapping[str, str]) -> Stage[Any]:
@@ -99,11 +106,11 @@ class StageCache:
         files = spec.find_files()
         key = (spec.stage, spec.settings.model_dump_json())
         states = [_read_file_state(path) for path in files.values()]
-        opened, states_when_opened = self._opened.get(key, (None, None))
-        if opened is None or states != states_when_opened:
+        opened, *when_opened = self._opened.get(key, (None, None, None))
+        if opened is None or when_opened != [states, spec.run_counters]:
             _check_digests(spec, digests)
             opened = spec.load()
-            self._opened[key] = opened, states
+            self._opened[key] = opened, states, spec.run_counters
         return opened
 
 

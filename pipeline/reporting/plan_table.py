@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from pipeline.config import RunConfig
 from pipeline.phases import registry
-from pipeline.phases.cuts import Cut
-from pipeline.phases.percentiles import Percentiles, list_shares
+from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.tables import make_table
 from stages.filters.language import HIGHEST_MIN_SCORE, LOWEST_MIN_SCORE
 from stages.filters.quality.rules import RULES, describe_exemptions
+from stages.histograms import RunLimit
 from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
@@ -31,7 +31,8 @@ def print_plan(plan: RunPlan, console: SafeConsole) -> None:
     )
     rows: list[tuple[str, ...]] = []
     for phase in registry.PHASES:
-        stages = " ".join(stage.name for stage in phase.enabled_stages(plan.config))
+        specs = phase.plan_stages(plan.config)
+        stages = " ".join(spec.stage.name for spec in specs if spec.stage in phase.stages)
         fingerprint = plan.phase(phase.name).fingerprint or "—"
         tasks = phase.task_kind
         if _has_task_per_split(phase):
@@ -72,9 +73,10 @@ def _describe_cuts(plan: RunPlan) -> Iterator[str]:
 def _list_shares(config: RunConfig) -> dict[str, float]:
     """Return the settings `keep_top` that are on, with their shares."""
     shares: dict[str, float] = {}
-    for name, limit in list_shares(config).items():
-        assert limit.keep_top is not None
-        shares[f"select.classifiers.{name}.keep_top"] = limit.keep_top
+    classifiers = config.select.classifiers
+    for name, limits in classifiers.limits.items() if classifiers else ():
+        if limits.keep_top is not None:
+            shares[f"select.classifiers.{name}.keep_top"] = limits.keep_top
     score = config.select.score
     if score is not None and score.keep_top is not None:
         shares["select.score.keep_top"] = score.keep_top
@@ -91,7 +93,7 @@ def _describe_rules_off(plan: RunPlan) -> Iterator[str]:
         yield f"select.quality: {line}"
 
 
-def _compute_cuts(plan: RunPlan) -> list[Cut]:
+def _compute_cuts(plan: RunPlan) -> list[RunLimit]:
     """Return the limits that the scores of the run give; none before percentiles is done."""
     is_known = plan.phase(Percentiles.name).fingerprint is not None
     if not is_known or not plan.folder(Percentiles.name).is_complete():

@@ -152,8 +152,7 @@ def _list_failures(events: Iterable[Event]) -> dict[str, str]:
 def _read_phase(
     run: RunFolder, name: str, events: Sequence[Event], state: RunState, now: float
 ) -> PhaseStatus:
-    # Not `run.config`: the status of a run of another version can still be read.
-    if registry.find_phase(name).was_off(run.recorded_config):
+    if name not in run.stage_versions:
         return PhaseStatus(name, "off", 0, 0)
     of_phase = [event for event in events if event.get("phase") == name]
     started = next((event for event in of_phase if event["event"] == "PhaseStarted"), None)

@@ -79,7 +79,7 @@ class RunFolder:
         recorded_config: the config as JSON; use `config` instead.
         folders: phase -> name of its folder inside `run_dir`.
         splits: the input splits in input order.
-        stage_versions: phase -> stage -> version.
+        stage_versions: phase -> stage -> version, of the phases that are on.
         previous: the previous runs that this run was deduplicated against.
     """
 

@@ -68,11 +68,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class ExactDedupFilterSettings(Settings):
-    """No settings: the phase exact_dedup has found the copies."""
-
-
-class ExactDedupFilter(Stage[ExactDedupFilterSettings]):
+class ExactDedupFilter(Stage[Settings]):
     """Drops copies of earlier documents.
 
     The column `copy_by` is "text" or "digest" for a copy, else null.

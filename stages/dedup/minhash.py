@@ -232,11 +232,7 @@ def _to_lists(
     )
 
 
-class MinHashFilterSettings(Settings):
-    """No settings: the phase fuzzy_dedup has chosen the representatives."""
-
-
-class MinHashFilter(Stage[MinHashFilterSettings]):
+class MinHashFilter(Stage[Settings]):
     """Drops documents that have a `representative`: another document of their cluster is kept."""
 
     name = "minhash"

@@ -29,11 +29,7 @@ from stages.kernels.line_cleaning import find_line_end
 from stages.string_buffers import make_read_only, read_string_buffers
 
 
-class ParagraphHashesSettings(Settings):
-    """No settings: the rule is CCNet's."""
-
-
-class ParagraphHashes(Stage[ParagraphHashesSettings]):
+class ParagraphHashes(Stage[Settings]):
     """Adds the hash of every line, and the length of the text before removal. Drops nothing."""
 
     name = "paragraphs"
@@ -64,11 +60,7 @@ def _count_chars(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArra
     return pc.cast(pc.fill_null(pc.utf8_length(texts), 0), pa.int64())
 
 
-class ParagraphRemovalSettings(Settings):
-    """No settings: the phase paragraph_dedup has found the duplicate lines."""
-
-
-class ParagraphRemoval(Stage[ParagraphRemovalSettings]):
+class ParagraphRemoval(Stage[Settings]):
     """Removes `duplicate_lines` from texts, and drops documents without text after that.
 
     `duplicate_lines` contains increasing indices of lines; null or empty removes nothing. The column

@@ -102,11 +102,7 @@ def cut_spans(texts: pa.Array, spans: pa.Array) -> CutTexts:
     return CutTexts(new_texts, num_words, emptied)
 
 
-class RepeatedSpansSettings(Settings):
-    """No settings: the phase substring_dedup has found the spans."""
-
-
-class RepeatedSpans(Stage[RepeatedSpansSettings]):
+class RepeatedSpans(Stage[Settings]):
     """Cuts `repeated_spans` out of texts; drops documents with spans where `drop_repeated` is true.
 
     `repeated_spans` holds first word and end of each span. Lines with only blanks left are added to

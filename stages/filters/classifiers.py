@@ -17,14 +17,15 @@ Classifiers of published datasets:
   0.5 keeps the pages that are classified as references, as LLaMA did.
 - DCLM's quality classifier (Li et al. 2024, arXiv:2406.11794, section 4.4): fasttext-oh-eli5,
   label `__label__hq`, min 0.018112 for the best tenth of its pages. For other pages or another
-  model, `cuts` are percentiles of the run, which `count_scores` measures.
+  model, `keep_top` is a share of the run's documents.
 - toxicity and obscenity in Dolma (Soldaini et al. 2024, arXiv:2402.00159).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
@@ -35,12 +36,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where, keep_all
-from stages.counters import Counters
-from stages.filters.percentiles import (
+from stages.histograms import (
     NO_LANGUAGE,
-    Bins,
-    count_by_language,
-    make_log_edges,
+    Histogram,
+    RunLimit,
+    find_top_cuts,
+    list_run_limits,
 )
 from stages.kernels.fasttext import model as fasttext_model
 from stages.kernels.fasttext.model import FastTextModel
@@ -54,12 +55,6 @@ from stages.settings.filters import (
 MODEL_FILE = "model.bin"
 
 _LANGUAGE = pa.field("language", pa.string())
-
-# Bins of scores, for percentiles of a run. Their edges are odds, score / (1 - score), so they are
-# as fine near 0 and 1, where fastText puts most scores, as elsewhere. fastText gives no
-# probability below 1e-5.
-_ODDS = make_log_edges(1e-6, 1e6)
-SCORE_BINS = Bins(np.concatenate([[0.0], _ODDS / (1 + _ODDS)]))
 
 
 def score_column(name: str) -> str:
@@ -187,18 +182,6 @@ def score_lines(model: FastTextModel, label: str, lines: list[str]) -> NDArray[n
     return np.minimum(scores, 1.0)
 
 
-def count_scores(counters: Counters, name: str, documents: pa.Table) -> None:
-    """Count the scores of a classifier by language, in SCORE_BINS.
-
-    Args:
-        counters: the histograms `classifier.<name>.<language>` are added to them.
-        name: of the classifier.
-        documents: with `language` and the column of the scores. Documents without score do not count.
-    """
-    family = f"classifier.{name}"
-    count_by_language(counters, family, score_column(name), documents, SCORE_BINS)
-
-
 class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
     """Drops documents with a score outside its limits. Documents without a score are kept."""
 
@@ -220,8 +203,31 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
     def required_columns(cls, settings: ClassifiersFilterSettings) -> pa.Schema:
         """Return the scores that have limits, and the language if a limit depends on it."""
         scores = [pa.field(score_column(name), pa.float64()) for name in settings.limits]
-        has_cuts = any(limits.cuts for limits in settings.limits.values())
-        return pa.schema([_LANGUAGE, *scores] if has_cuts else scores)
+        return pa.schema([_LANGUAGE, *scores] if cls.histograms(settings) else scores)
+
+    @classmethod
+    def histograms(cls, settings: ClassifiersFilterSettings) -> tuple[Histogram, ...]:
+        """Return the scores of the classifiers with `keep_top`."""
+        return tuple(
+            Histogram(f"classifier.{name}", score_column(name), "candidates")
+            for name, limits in settings.limits.items()
+            if limits.keep_top is not None
+        )
+
+    @cached_property
+    def cuts(self) -> Mapping[str, Mapping[str, float]]:
+        """Classifier -> language -> lowest score kept. Documents in other languages are kept."""
+        return {
+            name: find_top_cuts(self.run_counters, f"classifier.{name}", limits.keep_top)
+            for name, limits in self.settings.limits.items()
+        }
+
+    def list_run_limits(self) -> Iterable[RunLimit]:
+        """Yield the cuts."""
+        for name, cuts in self.cuts.items():
+            setting = f"select.classifiers.{name}.keep_top: from"
+            family = f"classifier.{name}"
+            yield from list_run_limits(setting, cuts, self.run_counters, family)
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows whose scores are all within their limits, or null."""
@@ -233,8 +239,8 @@ class ClassifiersFilter(Stage[ClassifiersFilterSettings]):
             if limits.max is not None:
                 high = "classifiers.score_too_high"
                 outcome = _drop_beyond(outcome, name, pc.greater, high, limits.max)
-            if limits.cuts:
-                cuts = find_cuts(outcome.kept.column("language"), limits.cuts)
+            if self.cuts[name]:
+                cuts = find_cuts(outcome.kept.column("language"), self.cuts[name])
                 out = "classifiers.not_in_top"
                 outcome = _drop_beyond(outcome, name, pc.less, out, cuts)
         return outcome

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
 from typing import ClassVar
@@ -24,9 +25,10 @@ from numpy.typing import NDArray
 
 from stages.contract import DOCUMENT, Column, Outcome, Stage, chain, drop_where, keep_all
 from stages.counters import Counters
+from stages.histograms import RunLimit, list_run_limits
 from stages.kernels.fasttext.model import FastTextModel, load_model
-from stages.settings.base import DEFAULT
-from stages.settings.filters import LanguageFilterSettings, LanguageSettings
+from stages.settings.base import DEFAULT, find_limit, list_named_languages
+from stages.settings.filters import FROM_RUN, LanguageFilterSettings, LanguageSettings
 from stages.settings.languages import LABEL_PREFIX
 
 
@@ -151,6 +153,7 @@ def _find_median(histogram: Mapping[int, int], num_scores: int) -> float:
 class LanguageFilter(Stage[LanguageFilterSettings]):
     """Drops documents with a low score, then documents in other languages.
 
+    With `min_score: run`, the limits come from the histograms of the stage `language`.
     Source of the default: `lang_threshold` in cc_net's `mine.py`.
     """
 
@@ -164,6 +167,53 @@ class LanguageFilter(Stage[LanguageFilterSettings]):
             "language.not_wanted": "The most likely language is not in the list to keep.",
         }
     )
+
+    def open(self) -> None:
+        """Compute the limits.
+
+        Raises:
+            ValueError: the run has documents in languages, and has not counted their scores.
+        """
+        _ = self.min_scores
+
+    @cached_property
+    def min_scores(self) -> Mapping[str, float] | float:
+        """The lowest score kept: one for all languages, or language -> score, with a default."""
+        chosen = self.settings.min_score
+        if not isinstance(chosen, Mapping) and chosen != FROM_RUN:
+            return chosen
+        limits = dict(self._measured)
+        # No document of a language without scores is filtered, only those without a language.
+        for language in (DEFAULT, *list_named_languages(chosen)):
+            limit = find_limit(chosen, language)
+            if limit == FROM_RUN:
+                limits.setdefault(language, LOWEST_MIN_SCORE)
+            else:
+                limits[language] = float(limit)
+        return limits
+
+    @cached_property
+    def _measured(self) -> dict[str, float]:
+        """Language -> limit, for those whose limit comes from the run."""
+        chosen = self.settings.min_score
+        histograms = self.run_counters.take_histograms("language_score.")
+        found: dict[str, float] = {}
+        for language, bins in histograms.items():
+            if find_limit(chosen, language) == FROM_RUN:
+                found[language] = compute_min_score(bins)
+        counts = self.run_counters.counts
+        if not histograms and any(name.startswith("language.") for name in counts):
+            raise ValueError(
+                "select.language.min_score is run, and annotate has counted no language scores: "
+                "an older version has run it; run it again, or set a number"
+            )
+        return found
+
+    def list_run_limits(self) -> Iterable[RunLimit]:
+        """Return the limit of each language whose limit comes from the run."""
+        setting = "select.language.min_score: from"
+        measured = self._measured if self.settings.uses_run else {}
+        return list_run_limits(setting, measured, self.run_counters, "language_score")
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Keep the rows with a score of at least min_score, in one of the languages to keep."""
@@ -183,9 +233,9 @@ class LanguageFilter(Stage[LanguageFilterSettings]):
 
     def _find_min_scores(self, languages: Column) -> float | Column:
         """Return the limit, or (n,) float64, the limit of every row."""
-        min_score = self.settings.min_score
-        if not isinstance(min_score, Mapping):
-            return min_score
-        rows = pc.index_in(languages, value_set=pa.array(min_score, pa.string()))
-        limits = pa.array(min_score.values(), pa.float64()).take(rows)
-        return pc.fill_null(limits, min_score[DEFAULT])
+        min_scores = self.min_scores
+        if not isinstance(min_scores, Mapping):
+            return min_scores
+        rows = pc.index_in(languages, value_set=pa.array(min_scores, pa.string()))
+        limits = pa.array(min_scores.values(), pa.float64()).take(rows)
+        return pc.fill_null(limits, min_scores[DEFAULT])

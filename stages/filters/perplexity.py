@@ -1,7 +1,7 @@
 """Score documents with CCNet's language models, and sort them into head, middle and tail.
 
 The score is the perplexity of a document under a model of Wikipedia in its language. Documents are
-sorted by cutoffs, which can be percentiles of a run: `BINS` measures them.
+sorted by cutoffs, which can be percentiles of a run, in the bins `BINS`.
 
     perplexity = Perplexity(PerplexitySettings(models={"en": "lm-en"}), {"lm-en": folder})
     perplexity.open()
@@ -13,7 +13,9 @@ sorted by cutoffs, which can be percentiles of a run: `BINS` measures them.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
@@ -36,8 +38,12 @@ from stages.filters.language_model import (
     MAX_PERPLEXITY,
     LanguageModel,
 )
-from stages.filters.percentiles import Bins, make_log_edges
-from stages.settings.filters import PerplexityFilterSettings, PerplexitySettings
+from stages.histograms import Bins, RunLimit, list_run_limits, make_log_edges
+from stages.settings.filters import (
+    FROM_RUN,
+    PerplexityFilterSettings,
+    PerplexitySettings,
+)
 
 
 class Perplexity(Stage[PerplexitySettings]):
@@ -124,12 +130,32 @@ def read_cutoffs_csv(
         ) from error
 
 
+def read_model_cutoffs(folder: Path, percentiles: tuple[int, int]) -> tuple[float, float]:
+    """Return the cutoffs that were measured when a model was trained.
+
+    Raises:
+        ValueError: the model has no record, or none of these percentiles.
+    """
+    try:
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        head, middle = (float(record["cutoffs"][str(each)]) for each in percentiles)
+    except (FileNotFoundError, KeyError) as error:
+        raise ValueError(
+            f"{folder} records no cutoffs for percentiles {percentiles}: {error!r}; "
+            f"set select.perplexity.cutoffs to run, or to the path of a cutoff.csv "
+            f"(CCNet publishes one with its models)"
+        ) from error
+    return head, middle
+
+
 # --- Buckets ---
 
 
 class PerplexityFilter(Stage[PerplexityFilterSettings]):
     """Adds `bucket` and drops documents in buckets that are not kept.
 
+    A perplexity strictly below the first cutoff of the language is head, strictly below the second
+    middle, any other tail. Documents without cutoffs or perplexity are in the bucket all.
     The value of a drop is the perplexity. Its limit is the cutoff below which the document would
     have been kept, null if there is none. Source: `PerplexityBucket` in cc_net's `perplexity.py`.
     """
@@ -145,6 +171,52 @@ class PerplexityFilter(Stage[PerplexityFilterSettings]):
             "perplexity.bucket_not_wanted": "The perplexity is that of a bucket that is not kept."
         }
     )
+
+    @classmethod
+    def required_files(cls, settings: PerplexityFilterSettings) -> tuple[str, ...]:
+        """Return the table, or the models, with the cutoffs."""
+        cutoffs = settings.cutoffs
+        if not isinstance(cutoffs, Mapping):
+            return () if cutoffs == FROM_RUN else (cutoffs,)
+        return tuple(sorted({each for each in cutoffs.values() if isinstance(each, str)}))
+
+    def open(self) -> None:
+        """Read the cutoffs, or compute them from the perplexities of the run.
+
+        Raises:
+            ValueError: a file has no cutoffs at these percentiles.
+        """
+        _ = self.cutoffs
+
+    @cached_property
+    def cutoffs(self) -> Mapping[str, tuple[float, float]]:
+        """Language -> [head below, middle below]. CCNet's are percentiles 30 and 60: en 340 and 520."""
+        chosen, percentiles = self.settings.cutoffs, self.settings.percentiles
+        if chosen == FROM_RUN:
+            head, middle = percentiles
+            find = BINS.find_percentile
+            histograms = self.run_counters.take_histograms("perplexity.")
+            return {
+                language: (find(bins, head), find(bins, middle))
+                for language, bins in histograms.items()
+            }
+        if isinstance(chosen, str):
+            return read_cutoffs_csv(self.files[chosen], percentiles)
+        return {
+            language: read_model_cutoffs(self.files[each], percentiles)
+            if isinstance(each, str)
+            else each
+            for language, each in chosen.items()
+        }
+
+    def list_run_limits(self) -> Iterable[RunLimit]:
+        """Return both cutoffs of each language whose perplexities the run has counted."""
+        found: list[RunLimit] = []
+        for place, bucket in enumerate(("head", "middle")):
+            limits = {language: ends[place] for language, ends in self.cutoffs.items()}
+            setting = f"select.perplexity: {bucket} below"
+            found += list_run_limits(setting, limits, self.run_counters, "perplexity")
+        return sorted(found, key=lambda limit: limit.language)
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the bucket of every row, and keep the rows of the wanted buckets."""
@@ -176,7 +248,7 @@ class PerplexityFilter(Stage[PerplexityFilterSettings]):
 
     def _find_cutoffs(self, language: Column) -> tuple[Column, Column]:
         """(n,) float64 each: the two cutoffs of every row, null where the language has none."""
-        cutoffs = self.settings.cutoffs
+        cutoffs = self.cutoffs
         row_of_cutoffs = pc.index_in(language, value_set=pa.array(cutoffs, pa.string()))
         heads, middles = np.array(list(cutoffs.values()), np.float64).reshape(-1, 2).T
         head_below, middle_below = pa.array(heads), pa.array(middles)

@@ -8,10 +8,21 @@ find_budget_cuts(levels, 100, lambda language: 0.8)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from stages.settings.mixing import BudgetCut
+from stages.counters import Counters
+
+
+@dataclass(frozen=True)
+class BudgetCut:
+    """Where the budget ends in one language.
+
+    Documents above the percentile are kept, and of those at the percentile this share, 0..1.
+    """
+
+    percentile: float
+    share: float
 
 
 @dataclass(frozen=True)
@@ -61,3 +72,27 @@ def find_budget_cuts(
             spent = BudgetCut(percentile=percentile, share=0.0)
             return {name: cuts.get(name, spent) for name in languages}
     return cuts
+
+
+class TokenRates:
+    """Tokens per character, by language, from a sample of documents that was tokenized."""
+
+    def __init__(self, counters: Counters) -> None:
+        """Read the counters `sampled_chars.<language>` and `sampled_tokens.<language>`."""
+        self._chars = _take_counts(counters, "sampled_chars.")
+        self._tokens = _take_counts(counters, "sampled_tokens.")
+
+    def estimate(self, language: str, num_chars: float) -> float:
+        """Return the tokens of so many characters; by all languages if this one has no sample."""
+        chars, tokens = self._chars.get(language, 0), self._tokens.get(language, 0)
+        if not chars:
+            chars, tokens = sum(self._chars.values()), sum(self._tokens.values())
+        return num_chars * tokens / max(1, chars)
+
+
+def _take_counts(counters: Counters, family: str) -> Mapping[str, int]:
+    return {
+        name.removeprefix(family): number
+        for name, number in counters.counts.items()
+        if name.startswith(family)
+    }

@@ -4,22 +4,23 @@ The percentile of a document is that of its score among the documents of its gro
 language, and of its topic if the settings name topics. It is the share of documents that are worse,
 with half of the equal ones, so any score and any language can be compared.
 
-    settings = MixSettings(
-        column="quality_score",
-        bins=[{"from_percentile": 0, "num_copies": 0.5}, {"from_percentile": 90, "num_copies": 3}],
-        histograms={"en": {4100: 9, 4200: 1}},
-    )
-    mix = Mix(settings)
+    bins = [{"from_percentile": 0, "num_copies": 0.5}, {"from_percentile": 90, "num_copies": 3}]
+    settings = MixSettings(by="quality_score", bins=bins)
+    for histogram in Mix.histograms(settings):
+        histogram.count(counters, documents)    # of all documents of the run
+    mix = Mix(settings, run_counters=counters)
     mix.open()
     mix.apply(batch).kept       # mix_percentile 95.0, quality_bin "90-100", num_copies 3
 
 Dolma 3 repeats its documents by quality bins within topics, up to seven times (Olmo 3,
-arXiv:2512.13961, "quality-aware upsampling"). `count_groups` measures the histograms.
+arXiv:2512.13961, "quality-aware upsampling").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -29,10 +30,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stages.contract import DOC_ID, Outcome, Stage, chain, drop_where, with_columns
-from stages.counters import Counters
-from stages.filters.percentiles import PercentileRanks, name_languages
-from stages.filters.score import choose_bins, signal_field
-from stages.settings.mixing import MixSettings
+from stages.filters.classifiers import score_column
+from stages.filters.score import signal_field
+from stages.histograms import (
+    NO_SCORE,
+    Histogram,
+    PercentileRanks,
+    RunLimit,
+    find_bins,
+    find_language,
+    group_rows,
+    name_languages,
+)
+from stages.mixing.budget import BudgetCut, Level, TokenRates, find_budget_cuts
+from stages.settings.base import find_limit
+from stages.settings.quality import MixSettings
 
 MIX_PERCENTILE = pa.field("mix_percentile", pa.float64())
 QUALITY_BIN = pa.field("quality_bin", pa.string())
@@ -41,16 +53,16 @@ NUM_COPIES = pa.field("num_copies", pa.uint8())
 # Copy k of a document has the id doc_id + k * 2**60. With k from 0 to 6, ids are below 2**63.
 COPY_SHIFT = 60
 
-# The percentile, and the bin in histograms, of a document without a score.
+# The percentile of a document without a score.
 NO_SCORE_PERCENTILE = 50.0
-NO_SCORE = -1
 
 # Keys of two independent choices by hash. The shuffle has the keys of seeds below 2**63.
 _COPIES_KEY = int.from_bytes(b"copies..", "big") | 1 << 63
 _BUDGET_KEY = int.from_bytes(b"budget..", "big") | 1 << 63
 
-# Between the language and the topic of a group.
-_TOPIC_SEPARATOR = "/"
+# The histograms of the run, by group.
+_NUM_DOCUMENTS = "mix_documents"
+_NUM_CHARS = "mix_chars"
 
 
 class Mix(Stage[MixSettings]):
@@ -75,16 +87,62 @@ class Mix(Stage[MixSettings]):
     @classmethod
     def required_columns(cls, settings: MixSettings) -> pa.Schema:
         """Return id, language, the score, and the classifiers of topics."""
-        names = dict.fromkeys([settings.column, *settings.topics])
+        names = dict.fromkeys([settings.by, *_list_topic_columns(settings)])
         return pa.schema([*cls.needs, *map(signal_field, names)])
+
+    @classmethod
+    def histograms(cls, settings: MixSettings) -> tuple[Histogram, ...]:
+        """Return the documents and their characters by score, within each group."""
+        column, topics = settings.by, _list_topic_columns(settings)
+        return (
+            Histogram(_NUM_DOCUMENTS, column, "kept", topics, counts_missing=True),
+            Histogram(_NUM_CHARS, column, "kept", topics, "num_chars", counts_missing=True),
+        )
 
     def open(self) -> None:
         """Sum up the histograms."""
-        self._ranks = rank_groups(self.settings.histograms)
+        self._histograms = self.run_counters.take_histograms(f"{_NUM_DOCUMENTS}.")
+        self._ranks = _rank_groups(self._histograms)
         starts = [each.from_percentile for each in self.settings.bins]
         self._starts = np.array(starts)
         self._copies = np.array([each.num_copies for each in self.settings.bins])
         self._labels = pa.array(label_bins(self.settings))
+
+    @cached_property
+    def cuts(self) -> Mapping[str, BudgetCut]:
+        """Language -> where its budget ends; empty without a budget."""
+        budget = self.settings.budget
+        if budget is None:
+            return {}
+        return find_budget_cuts(
+            self._list_levels(),
+            budget.num_tokens,
+            lambda language: find_limit(budget.max_language_share, language),
+        )
+
+    def _list_levels(self) -> Iterator[Level]:
+        """Yield the estimated tokens of all documents, with their copies, by percentile."""
+        rates = TokenRates(self.run_counters)
+        for group, chars in self.run_counters.take_histograms(f"{_NUM_CHARS}.").items():
+            language = find_language(group)
+            for bin_ in sorted(chars):
+                percentile = NO_SCORE_PERCENTILE
+                if bin_ != NO_SCORE:
+                    rank = self._ranks[group].rank(np.array([bin_]))
+                    percentile = float(self._to_percentiles(rank)[0])
+                place = int(np.searchsorted(self._starts, percentile, side="right")) - 1
+                num_copies = self.settings.bins[place].num_copies
+                num_tokens = rates.estimate(language, num_copies * chars[bin_])
+                yield Level(language, percentile, num_tokens)
+
+    def list_run_limits(self) -> Iterable[RunLimit]:
+        """Yield the percentile at which the budget of each language ends."""
+        num_scored: Counter[str] = Counter()
+        for group, bins in self._histograms.items():
+            num_scored[find_language(group)] += sum(bins.values())
+        setting = "select.mix.budget: from percentile"
+        for language, cut in sorted(self.cuts.items()):
+            yield RunLimit(setting, language, cut.percentile, num_scored[language])
 
     def apply(self, batch: pa.Table) -> Outcome:
         """Add percentile, bin and copies; drop what has no copy or is over the budget."""
@@ -109,24 +167,26 @@ class Mix(Stage[MixSettings]):
 
     def _find_percentiles(self, batch: pa.Table) -> NDArray[np.float64]:
         """(n,) float64: the percentile of every row, 0..100, high is good."""
-        scores = _read_bins(batch, self.settings.column)
+        scores = find_bins(batch, self.settings.by)
         percentiles = np.full(batch.num_rows, NO_SCORE_PERCENTILE)
-        for group, rows in group_rows(batch, self.settings.topics).items():
+        groups = group_rows(batch, _list_topic_columns(self.settings))
+        for group, rows in groups.items():
             ranks = self._ranks.get(group)
             if ranks is not None:
                 scored = rows[scores[rows] != NO_SCORE]
-                is_low_best = self.settings.is_low_best
-                percentiles[scored] = to_percentiles(
-                    ranks.rank(scores[scored]), is_low_best=is_low_best
-                )
+                percentiles[scored] = self._to_percentiles(ranks.rank(scores[scored]))
         return percentiles
+
+    def _to_percentiles(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n,) float64: 0..100 and high is good, from shares of documents with lower scores."""
+        return 100 * (1 - ranks if self.settings.is_low_best else ranks)
 
     def _drop_over_budget(self, kept: pa.Table) -> Outcome:
         percentiles = kept.column(MIX_PERCENTILE.name).to_numpy()
         limits = np.full(kept.num_rows, -np.inf)
         shares = np.ones(kept.num_rows)
         languages = name_languages(kept)
-        for language, cut in self.settings.cuts.items():
+        for language, cut in self.cuts.items():
             is_language = pc.equal(languages, language).to_numpy(zero_copy_only=False)
             limits[is_language], shares[is_language] = cut.percentile, cut.share
         draws = draw_uniform(kept.column("doc_id").to_numpy(), _BUDGET_KEY)
@@ -140,6 +200,10 @@ class Mix(Stage[MixSettings]):
         )
 
 
+def _list_topic_columns(settings: MixSettings) -> tuple[str, ...]:
+    return tuple(map(score_column, settings.topics))
+
+
 def label_bins(settings: MixSettings) -> list[str]:
     """Return the names of the bins, such as `40-90`."""
     starts = [each.from_percentile for each in settings.bins]
@@ -147,7 +211,7 @@ def label_bins(settings: MixSettings) -> list[str]:
     return [f"{start:g}-{end:g}" for start, end in zip(starts, ends, strict=True)]
 
 
-def rank_groups(
+def _rank_groups(
     histograms: Mapping[str, Mapping[int, int]],
 ) -> dict[str, PercentileRanks]:
     """Return group -> the percentile ranks of its scores. Documents without one do not count."""
@@ -157,12 +221,6 @@ def rank_groups(
         if scored:
             ranks[group] = PercentileRanks(scored)
     return ranks
-
-
-def to_percentiles(ranks: NDArray[np.float64], *, is_low_best: bool) -> NDArray[np.float64]:
-    """(n,) float64: percentile ranks in percent, 100 for the best document."""
-    high_is_best = 1 - ranks if is_low_best else ranks
-    return 100 * high_is_best
 
 
 def count_copies(
@@ -187,52 +245,3 @@ def draw_uniform(doc_ids: NDArray[np.uint64], key: int) -> NDArray[np.float64]:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     highest = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
     return highest.astype(np.float64) * 2.0**-53
-
-
-def group_rows(batch: pa.Table, topics: tuple[str, ...]) -> dict[str, NDArray[np.int64]]:
-    """Return group -> the numbers of its rows: `en`, or `en/classifier_science` with topics."""
-    groups = name_languages(batch)
-    if topics:
-        scores = np.stack(
-            [pc.fill_null(batch.column(name), -1.0).to_numpy() for name in topics]
-        )
-        found = pa.array(topics).take(pa.array(scores.argmax(axis=0)))
-        groups = pc.binary_join_element_wise(groups, found, _TOPIC_SEPARATOR)
-    rows: dict[str, NDArray[np.int64]] = {}
-    for group in pc.unique(groups).to_pylist():
-        is_in_group = pc.equal(groups, group).to_numpy(zero_copy_only=False)
-        rows[group] = np.flatnonzero(is_in_group)
-    return rows
-
-
-def find_language(group: str) -> str:
-    """Return the language of a group."""
-    return group.partition(_TOPIC_SEPARATOR)[0]
-
-
-def count_groups(
-    counters: Counters, column: str, topics: tuple[str, ...], documents: pa.Table
-) -> None:
-    """Count the documents and characters of each group by their scores.
-
-    Args:
-        counters: the histograms `mix_documents.<group>` and `mix_chars.<group>` are added to them.
-        column: the score.
-        topics: columns of classifiers.
-        documents: with these columns, `language` and `num_chars`.
-    """
-    bins = _read_bins(documents, column)
-    num_chars = documents.column("num_chars").to_numpy()
-    for group, rows in group_rows(documents, topics).items():
-        counters.observe(f"mix_documents.{group}", bins[rows])
-        counters.observe(f"mix_chars.{group}", bins[rows], num_chars[rows])
-
-
-def _read_bins(documents: pa.Table, column: str) -> NDArray[np.int64]:
-    """(n,) int64: the bin of every score, NO_SCORE without one."""
-    values = pc.cast(documents.column(column), pa.float64())
-    scores = values.to_numpy(zero_copy_only=False)
-    has_score = ~np.isnan(scores)
-    bins = np.full(len(scores), NO_SCORE, np.int64)
-    bins[has_score] = choose_bins(column).find(scores[has_score])
-    return bins

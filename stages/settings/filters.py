@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from stages.settings.base import ByLanguage, Settings, Share
 from stages.settings.languages import LanguageCode, convert_label
@@ -231,22 +239,46 @@ class LanguageSettings(Settings):
         return self.labels.get(label) or convert_label(label)
 
 
-class KeptLanguages(Settings):
-    """The languages that are kept."""
+FROM_RUN = "run"
+
+
+def _find_kind(value: object) -> str | None:
+    if value == FROM_RUN:
+        return "|run"
+    return "|score" if isinstance(value, int | float) else None
+
+
+_MinScore: TypeAlias = Annotated[
+    Annotated[Share, Tag("|score")] | Annotated[Literal["run"], Tag("|run")],
+    Discriminator(
+        _find_kind,
+        custom_error_type="min_score",
+        custom_error_message="should be a number from 0 to 1, or 'run'",
+    ),
+]
+
+
+class LanguageFilterSettings(Settings):
+    """The languages and scores that are kept."""
 
     keep: Annotated[tuple[LanguageCode, ...], Field(min_length=1)] | None = Field(
         default=None,
         description="Codes of the languages to keep (en, fr, zh, or 'no' in quotes), which the "
         "language model must have; null keeps every language.",
     )
-
-
-class LanguageFilterSettings(KeptLanguages):
-    """The languages and scores that are kept."""
-
-    min_score: ByLanguage[Share] = Field(
-        default=0.5, description="Lowest language_score kept, or one per language."
+    min_score: ByLanguage[_MinScore] = Field(
+        default=0.5,
+        description="Lowest language_score kept. CCNet keeps 0.5 and more. `run`: the median of "
+        "the language's scores in this run minus their standard deviation, within 0.3 and 0.9 "
+        "(FineWeb2). {default: run, en: 0.65} has another limit for English.",
     )
+
+    @property
+    def uses_run(self) -> bool:
+        """Whether a limit comes from the scores of the run."""
+        limits = self.min_score
+        values = limits.values() if isinstance(limits, Mapping) else (limits,)
+        return FROM_RUN in values
 
 
 Bucket = Literal["head", "middle", "tail", "all"]
@@ -261,31 +293,56 @@ class PerplexitySettings(Settings):
     )
 
 
-class PerplexityFilterSettings(Settings):
-    """The cutoffs of the buckets, and the buckets that are kept."""
+def _find_cutoffs_kind(value: object) -> str:
+    return "|by_language" if isinstance(value, Mapping) else "|source"
 
-    cutoffs: Mapping[str, tuple[float, float]] = Field(
-        default_factory=dict[str, tuple[float, float]],
-        description="Language code -> [head below, middle below]: a perplexity strictly below the "
-        "first is head, strictly below the second middle, any other tail. CCNet uses the 30th and "
-        "60th percentile of each language (en 340 and 520). A language without cutoffs is in "
-        "bucket all.",
+
+# Language -> [head below, middle below], or the folder of a model that was trained with its cutoffs.
+_Cutoffs: TypeAlias = Annotated[
+    Annotated[str, Tag("|source")]
+    | Annotated[Mapping[LanguageCode, tuple[float, float] | str], Tag("|by_language")],
+    Discriminator(_find_cutoffs_kind),
+]
+
+
+class PerplexityFilterSettings(Settings):
+    """Sort documents into head, middle and tail by perplexity, and choose the buckets to keep."""
+
+    cutoffs: _Cutoffs = Field(
+        default="run",
+        description="Source of the cutoffs: `run` (percentiles of this run's documents), "
+        "`model` (measured on held-out text in training), or the path of a file in the format "
+        "of CCNet's cutoff.csv. Or the cutoffs: {en: [340, 520]}, below which a perplexity is head and "
+        "middle.",
+    )
+    percentiles: tuple[int, int] = Field(
+        default=(30, 60),
+        description="Upper ends of head and middle, in percent of a language's documents "
+        "(CCNet: 30, 60).",
     )
     keep: tuple[Bucket, ...] = Field(
         default=("head", "middle", "tail", "all"),
         min_length=1,
-        description="Buckets to keep: head, middle, tail, and all, which holds documents without "
-        "cutoffs or perplexity.",
+        description="Buckets to keep. `all` contains the documents of languages without a model.",
     )
 
     @model_validator(mode="after")
+    def _percentiles_rise(self) -> Self:
+        head, middle = self.percentiles
+        if not 0 < head < middle < 100:
+            raise ValueError(
+                f"percentiles must rise between 0 and 100; found {head:g}, {middle:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _cutoffs_in_order(self) -> Self:
-        for language, (head_below, middle_below) in self.cutoffs.items():
-            if not 0 <= head_below <= middle_below:
+        by_language = {} if isinstance(self.cutoffs, str) else self.cutoffs
+        for language, cutoffs in by_language.items():
+            if not isinstance(cutoffs, str) and not 0 <= cutoffs[0] <= cutoffs[1]:
                 raise ValueError(
-                    f"cutoffs.{language} is [{head_below}, {middle_below}]; wanted two numbers, "
-                    "neither below 0: the end of the head, then that of the middle, which must "
-                    "not be lower"
+                    f"cutoffs.{language} is {list(cutoffs)}; wanted two numbers, neither below 0: "
+                    "the end of the head, then that of the middle, which must not be lower"
                 )
         return self
 
@@ -345,14 +402,23 @@ class ClassifierSettings(Settings):
             yield model, (language,)
 
 
-class ScoreRange(Settings):
-    """The scores of one classifier that are kept. Both limits are inclusive."""
+class ScoreLimits(Settings):
+    """The scores of one classifier that are kept. All limits are inclusive."""
 
     min: float | None = Field(
         default=None, ge=0, le=1, description="Lowest score kept; null sets no limit."
     )
     max: float | None = Field(
         default=None, ge=0, le=1, description="Highest score kept; null sets no limit."
+    )
+
+    keep_top: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the best documents of each language, of those that all other rules "
+        "of select keep: 0.1 keeps a tenth, by the scores of the run. Documents with equal scores "
+        "get the same decision. Documents without a score are kept; null sets no limit.",
     )
 
     @model_validator(mode="after")
@@ -363,16 +429,6 @@ class ScoreRange(Settings):
                 f"lower min"
             )
         return self
-
-
-class ScoreLimits(ScoreRange):
-    """The scores of one classifier that are kept. All limits are inclusive."""
-
-    cuts: Mapping[str, float] = Field(
-        default={},
-        description="Language -> lowest score kept of the documents in it, as `keep_top` has found "
-        "it. Documents in other languages are kept.",
-    )
 
 
 class NamedSettings(Settings):

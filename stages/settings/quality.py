@@ -1,9 +1,9 @@
-"""Settings of the quality signals, of the rules on them, and of quality bins."""
+"""Settings of the quality signals, the rules on them, the quality score, and quality bins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from stages.settings.base import (
     DEFAULT,
     ByLanguage,
     Settings,
+    Share,
     find_limit,
     list_named_languages,
 )
@@ -22,6 +23,7 @@ MAX_COPIES = 7
 _Count: TypeAlias = ByLanguage[Annotated[int | None, Field(ge=0)]]
 _StopWords: TypeAlias = ByLanguage[Annotated[int | None, Field(ge=0, le=8)]]
 _Limit: TypeAlias = ByLanguage[Annotated[float | None, Field(ge=0)]]
+_Weight = Annotated[float, Field(allow_inf_nan=False)]
 _Share: TypeAlias = ByLanguage[Annotated[float | None, Field(ge=0, le=1)]]
 
 
@@ -225,3 +227,106 @@ def check_bins(bins: tuple[QualityBin, ...]) -> None:
             f"bins begin at the percentiles {found}; they must rise from 0, so that every "
             "document is in one bin"
         )
+
+
+class ScoreSettings(Settings):
+    """One quality score per document, from stored scores; it is stored as `quality_score`.
+
+    The score is the weighted mean of the signals' percentile ranks in the document's language.
+    """
+
+    signals: Annotated[Mapping[str, _Weight], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Stored column -> weight of its percentile rank; negative: lower values are better. Null: "
+        "those of nine signals that the run stores, with equal weights (docs/recipes.md).",
+    )
+    intercept: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="Intercept of a logistic model, which `models train quality` writes with its "
+        "`signals`. The score is then the probability of a good page. Null: the weighted mean.",
+    )
+    min: Share | None = Field(
+        default=None, description="Lowest score kept, 0..1; null sets no limit."
+    )
+    keep_top: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the best documents of each language, of those that all other rules "
+        "of select keep. Documents with equal scores get the same decision. Documents without a "
+        "score are kept; null sets no limit.",
+    )
+
+    @model_validator(mode="after")
+    def _weights_are_not_zero(self) -> Self:
+        for name, weight in (self.signals or {}).items():
+            if weight == 0:
+                raise ValueError(
+                    f"signals.{name} is 0, which leaves the signal out; remove it, or give a "
+                    "positive or negative weight"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _intercept_has_signals(self) -> Self:
+        if self.intercept is not None and self.signals is None:
+            raise ValueError(
+                f"intercept is {self.intercept}, and signals is null: an intercept belongs to the "
+                "weights of a model; give both as `models train quality` has written them"
+            )
+        return self
+
+
+class MixBudget(Settings):
+    """The tokens that are kept, best documents first."""
+
+    num_tokens: int = Field(
+        ge=1,
+        description="Tokens of the dataset, with all copies. They are estimated before texts are "
+        "tokenized (docs/recipes.md); the report compares the result with the budget.",
+    )
+    max_language_share: ByLanguage[Share] = Field(
+        default=1.0,
+        description="Largest share of `num_tokens` that one language gets. {default: 1, en: 0.4} "
+        "limits English alone.",
+    )
+
+
+class MixSettings(Settings):
+    """Copies of documents by quality bin, and a budget of tokens. All from stored scores."""
+
+    by: str = Field(
+        default="quality_score",
+        description="The stored score that ranks the documents of a language: `quality_score` "
+        "(from `select.score`), `perplexity`, `classifier_<name>`, `num_chars` or a quality "
+        "signal. A document without a score counts as one in the middle.",
+    )
+    best: Literal["high", "low"] | None = Field(
+        default=None,
+        description="Which scores are the best; null: low for `perplexity`, high for others.",
+    )
+    topics: tuple[str, ...] = Field(
+        default=(),
+        description="Names of `annotate.classifiers`, one per topic. The topic of a document is the "
+        "one whose classifier gives the highest score. Percentiles are then counted within a "
+        "language and a topic.",
+    )
+    bins: Annotated[tuple[QualityBin, ...], Field(min_length=1)] = Field(
+        default=(QualityBin(from_percentile=0, num_copies=1),),
+        description="Where each bin begins, from the worst documents (0) to the best (100), and "
+        "how often its documents are stored: 0 to 7 times, also 2.5. The default stores each once.",
+    )
+    budget: MixBudget | None = Field(
+        default=None, description="Tokens to keep; null: all of them."
+    )
+
+    @model_validator(mode="after")
+    def _bins_rise(self) -> Self:
+        check_bins(self.bins)
+        return self
+
+    @property
+    def is_low_best(self) -> bool:
+        """Whether low scores are better."""
+        return self.best == "low" if self.best else self.by == "perplexity"

@@ -6,6 +6,7 @@ A new stage needs an entry in EXAMPLES.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +19,18 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from stages.contract import DOC_ID, Settings, Stage
-from stages.dedup.exact_dedup import ExactDedupFilter, ExactDedupFilterSettings
+from stages.counters import Counters
+from stages.dedup.exact_dedup import ExactDedupFilter
 from stages.dedup.minhash import (
     MinHash,
     MinHashFilter,
-    MinHashFilterSettings,
     MinHashSettings,
 )
 from stages.dedup.paragraphs import (
     ParagraphHashes,
-    ParagraphHashesSettings,
     ParagraphRemoval,
-    ParagraphRemovalSettings,
 )
-from stages.dedup.substring_dedup import RepeatedSpans, RepeatedSpansSettings
+from stages.dedup.substring_dedup import RepeatedSpans
 from stages.filters.classifiers import (
     MODEL_FILE,
     Classifiers,
@@ -65,11 +64,11 @@ from stages.filters.quality import (
     QualityFilterSettings,
     QualitySettings,
 )
-from stages.filters.score import SIGNAL_BINS, Score
+from stages.filters.score import Score
 from stages.filters.url import Url, UrlSettings
+from stages.histograms import SCORE_BINS, SIGNAL_BINS
 from stages.mixing.mix import Mix
-from stages.settings.mixing import MixSettings
-from stages.settings.score import ScoreSettings
+from stages.settings.quality import MixSettings, ScoreSettings
 from stages.transform.pii import Pii, PiiSettings
 from stages.transform.tokenize import Tokenize, TokenizeSettings
 from stages.transform.unicode import Unicode, UnicodeSettings
@@ -81,7 +80,12 @@ CRAWL_LABEL = "__label__crawl"
 
 
 # Bin of `SIGNAL_BINS` -> documents: texts of 10, 100 and 1,000 characters.
-LENGTHS = dict.fromkeys(SIGNAL_BINS.find([10, 100, 1000]).tolist(), 1)
+LENGTHS = Counter(SIGNAL_BINS.find([10, 100, 1000]).tolist())
+
+
+def count_scores(*scores: float) -> Counter[int]:
+    """Return the histogram of scores of a classifier."""
+    return Counter(SCORE_BINS.find(scores).tolist())
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Example:
     ordinary: Row
     # reason without its prefix -> what differs from the ordinary row
     dropped: Mapping[str, Row]
+    run_counters: Counters | None = None
 
     @property
     def label(self) -> str:
@@ -130,9 +135,8 @@ class Example:
     def made(self, files: Mapping[str, Path]) -> Stage[Any]:
         """Return the stage before it is opened."""
         wanted = self.stage.required_files(self.settings)
-        return self.stage(
-            self.settings, {reference: files[reference] for reference in wanted}
-        )
+        chosen = {reference: files[reference] for reference in wanted}
+        return self.stage(self.settings, chosen, self.run_counters)
 
 
 _TEXT = (
@@ -207,10 +211,10 @@ EXAMPLES = (
         {"text": _TEXT},
         {"too_few_chars": {"text": "short"}, "too_many_chars": {"text": "long " * 100}},
     ),
-    Example(ParagraphHashes, ParagraphHashesSettings(), {"text": _TEXT}, {}),
+    Example(ParagraphHashes, Settings(), {"text": _TEXT}, {}),
     Example(
         ParagraphRemoval,
-        ParagraphRemovalSettings(),
+        Settings(),
         {"text": _TEXT, "duplicate_lines": [1]},
         {"none_left": {"duplicate_lines": [0, 1]}},
     ),
@@ -271,7 +275,7 @@ EXAMPLES = (
     Example(
         ClassifiersFilter,
         ClassifiersFilterSettings.model_validate(
-            {"hq": {"min": 0.2, "cuts": {"en": 0.3}}, "toxic": {"max": 0.5}}
+            {"hq": {"min": 0.2, "keep_top": 1}, "toxic": {"max": 0.5}}
         ),
         {"classifier_hq": 0.3, "classifier_toxic": None, "language": "en"},
         {
@@ -279,38 +283,49 @@ EXAMPLES = (
             "score_too_high": {"classifier_toxic": 0.6},
             "not_in_top": {"classifier_hq": 0.25},
         },
+        Counters(histograms={"classifier.hq.en": count_scores(0.3)}),
     ),
     Example(
         Score,
         ScoreSettings.model_validate(
             {
-                "signals": {
-                    "num_chars": {"weight": 1, "histograms": {"en": LENGTHS}},
-                    "perplexity": {"weight": -2, "histograms": {"en": {0: 1}}},
-                },
+                "signals": {"num_chars": 1, "perplexity": -2},
                 "min": 0.2,
-                "cuts": {"en": 0.6},
+                "keep_top": 1,
             }
         ),
         {"num_chars": 1000, "perplexity": None, "language": "en"},
         {"too_low": {"num_chars": 1}, "not_in_top": {"num_chars": 100}},
+        Counters(
+            histograms={
+                "signal.num_chars.en": LENGTHS,
+                "signal.perplexity.en": Counter({0: 1}),
+                "score.en": count_scores(0.6),
+            }
+        ),
     ),
     Example(
         Mix,
         MixSettings.model_validate(
             {
-                "column": "num_chars",
+                "by": "num_chars",
                 "bins": [
                     {"from_percentile": 0, "num_copies": 0},
                     {"from_percentile": 40, "num_copies": 1},
                     {"from_percentile": 70, "num_copies": 2.5},
                 ],
-                "histograms": {"en": LENGTHS},
-                "cuts": {"en": {"percentile": 70, "share": 1}},
+                "budget": {"num_tokens": 2500},
             }
         ),
         {"num_chars": 1000, "language": "en"},
         {"no_copy": {"num_chars": 10}, "over_budget": {"num_chars": 100}},
+        Counters(
+            counts=Counter({"sampled_chars.en": 1, "sampled_tokens.en": 1}),
+            histograms={
+                "mix_documents.en": LENGTHS,
+                "mix_chars.en": Counter(dict(zip(LENGTHS, (10, 100, 1000), strict=True))),
+            },
+        ),
     ),
     Example(
         Quality,
@@ -346,13 +361,13 @@ EXAMPLES = (
     ),
     Example(
         ExactDedupFilter,
-        ExactDedupFilterSettings(),
+        Settings(),
         {"copy_by": None},
         {"same_digest": {"copy_by": "digest"}, "same_text": {"copy_by": "text"}},
     ),
     Example(
         RepeatedSpans,
-        RepeatedSpansSettings(),
+        Settings(),
         {
             "text": _TEXT,
             "repeated_spans": [0, 2],
@@ -364,7 +379,7 @@ EXAMPLES = (
     Example(MinHash, MinHashSettings(), {"text": _TEXT}, {}),
     Example(
         MinHashFilter,
-        MinHashFilterSettings(),
+        Settings(),
         {"representative": None},
         {"near_duplicate": {"representative": 3}},
     ),

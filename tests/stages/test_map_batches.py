@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import stages
-from stages import Outcome, Settings, Stage
+from stages import Counters, Outcome, Settings, Stage
 from stages.contract import DOCUMENT, keep_all
 from stages.filters.language import LanguageFilter, LanguageFilterSettings
 from stages.filters.length import Length, LengthSettings
@@ -140,6 +140,33 @@ def test_the_documented_stage_passes_its_documented_test() -> None:
     namespace["test_documents_with_many_digits_are_dropped"]()
 
 
+def test_the_documented_limit_comes_from_the_run() -> None:
+    """The third example of docs/stages.md: one class declares the histogram and finds its limit in it."""
+    namespace: dict[str, Any] = {"__name__": "documented"}
+    for example in (EXAMPLES[0], EXAMPLES[2]):
+        exec(compile(example, "docs/stages.md", "exec"), namespace)  # noqa: S102
+    lengths = list(range(100, 200))
+    batch = pa.table(
+        {
+            "doc_id": pa.array(range(100), pa.uint64()),
+            "language": pa.array(["en"] * 100),
+            "num_chars": pa.array(lengths, pa.int64()),
+        }
+    )
+    settings = namespace["ShortestSettings"]()
+    counters = Counters()
+    for histogram in namespace["Shortest"].histograms(settings):
+        histogram.count(counters, batch)
+    stage = namespace["Shortest"](settings, run_counters=counters)
+    stage.open()
+    outcome = stage.apply(batch)
+    outcome.check(batch, "shortest")
+    assert outcome.dropped.num_rows == 10
+    uncounted = namespace["Shortest"](settings)
+    uncounted.open()
+    assert uncounted.apply(batch).kept.equals(batch)
+
+
 RAY_PROGRAM = """
 import json, sys
 import ray
@@ -154,13 +181,13 @@ print(json.dumps(sorted(row["text"] for row in rows)))
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
 def test_the_documented_operators_run_in_ray_data(tmp_path: Path) -> None:
-    """The third example of docs/stages.md, on Parquet files: two stages as two operators."""
+    """The last example of docs/stages.md, on Parquet files: two stages as two operators."""
     folder = tmp_path / "documents"
     folder.mkdir()
     for index, text in enumerate([ENGLISH, FRENCH]):
         table = pa.table({"text": [text, f"{text} {text}"]})
         pq.write_table(table, folder / f"{index}.parquet")
-    program = RAY_PROGRAM.format(example=EXAMPLES[2])
+    program = RAY_PROGRAM.format(example=EXAMPLES[3])
     model = tiny_lid(tmp_path / "lid.bin")
     process = subprocess.run(
         [sys.executable, "-c", program, str(folder), str(model)],

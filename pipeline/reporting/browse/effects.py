@@ -23,6 +23,7 @@ from pipeline.reporting.browse.texts import read_excerpts
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.reporting.preview.stored_scores import SelectInMemory, change_plan
 from pipeline.runs.run_folder import RunNotFound
+from stages.contract import Stage
 
 # Documents that change sides, of which the page shows a few.
 NUM_EXAMPLES = 5
@@ -37,12 +38,14 @@ class Effect:
 
     Attributes:
         phase: the phase with these limits.
+        filters: its filters, opened.
         documents: the scored documents as its filters read them.
         decisions: (num_scored,) int16, places in `names`.
         names: "kept", then the reasons.
     """
 
     phase: SelectInMemory
+    filters: Sequence[Stage[Any]]
     documents: pa.Table
     decisions: NDArray[np.int16]
     names: Sequence[str]
@@ -114,9 +117,9 @@ class Effects:
         decisions[np.searchsorted(scored_ids, dropped.column("doc_id").to_numpy())] = (
             reasons
         )
-        return Effect(
-            phase, self.documents, decisions, [name or "" for name in names.values]
-        )
+        filters = [spec.opened() for spec in phase.stage_specs()]
+        found = [name or "" for name in names.values]
+        return Effect(phase, filters, self.documents, decisions, found)
 
 
 def compare_effects(index: Index, before: Effect, after: Effect) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.phases.filter_phase import FilterPhase
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.limits import list_lines
 from pipeline.reporting.browse.search import UNKNOWN, check_score
+from stages.contract import Stage
 
 NUM_BINS = 60
 
@@ -30,11 +30,11 @@ LOG_RATIO = 8.0
 
 
 class Decided(Protocol):
-    """Documents that select has kept and dropped, and the phase with its limits."""
+    """Documents that select has kept and dropped, and its filters."""
 
     @property
-    def phase(self) -> FilterPhase:
-        """The phase, whose limits are drawn."""
+    def filters(self) -> Sequence[Stage[Any]]:
+        """The filters, whose limits are drawn."""
         ...
 
     @property
@@ -110,11 +110,11 @@ def _list_histograms(
     chosen += [(names[i], counts[i]) for i in largest if totals[i]]
     found: list[dict[str, Any]] = []
     for language, by_side in chosen:
-        old_lines = list_lines(before.phase, score, language)
+        old_lines = list_lines(before.filters, score, language)
         old = {line.label: line.value for line in old_lines}
         lines = [
             {**asdict(line), "before": old.get(line.label)}
-            for line in list_lines(after.phase, score, language)
+            for line in list_lines(after.filters, score, language)
         ]
         found.append(
             {
@@ -135,7 +135,7 @@ def _list_limits(index: Index, score: str, before: Decided, after: Decided) -> l
     limits: list[float] = []
     for language in (None, *index.names["language"].values):
         for effect in (before, after):
-            limits += [line.value for line in list_lines(effect.phase, score, language)]
+            limits += [line.value for line in list_lines(effect.filters, score, language)]
     return limits
 
 

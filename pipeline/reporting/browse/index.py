@@ -28,13 +28,14 @@ from config_files.reader import ConfigError
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.filter_phase import NOT_READ
+from pipeline.phases.histograms import SignalPercentiles
 from pipeline.phases.select import Select
-from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.trace import NOT_DECIDED
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from pipeline.runs.split_output import read_table
 from stages.filters.score import QUALITY_SCORE, Score
+from stages.settings.quality import ScoreSettings
 from stages.warc.documents import extract_source_domains
 
 log = logging.getLogger(__name__)
@@ -220,16 +221,18 @@ def _compute_quality_scores(run: RunFolder, documents: pa.Table) -> pa.ChunkedAr
     Returns:
         None if the run has no quality score, or has not counted the signals yet.
     """
-    is_off = SignalPercentiles.was_off(run.recorded_config)
-    if is_off or not run.has_finished(SignalPercentiles.name):
+    if not run.has_finished(SignalPercentiles.name):
         return None
     try:
-        phase = Select(load_plan(run))
+        plan = load_plan(run)
+        settings = plan.config.find_stage_settings(Select.name, Score.name)
     except ConfigError as error:  # the run of another version
         log.warning("no quality scores are shown: %s", error)
         return None
-    settings = phase.score_settings.model_copy(update={"min": None, "cuts": {}})
-    stage = Score(settings)
+    if not isinstance(settings, ScoreSettings):
+        return None
+    settings = settings.model_copy(update={"min": None, "keep_top": None})
+    stage = Score(settings, run_counters=SignalPercentiles(plan).counters())
     stage.open()
     documents = documents.select(Score.required_columns(settings).names)
     chunks: list[pa.Array] = []

@@ -7,24 +7,21 @@ list_overrides(limits, {"select.language.min_score": "0.65"})
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
-from pipeline.phases.filter_phase import FilterPhase
-from stages.filters.classifiers import score_column
+from stages.contract import Stage
+from stages.filters.classifiers import ClassifiersFilter, score_column
+from stages.filters.language import LanguageFilter
+from stages.filters.perplexity import PerplexityFilter
+from stages.filters.quality import QualityFilter
 from stages.filters.quality.rules import RULES
-from stages.filters.score import QUALITY_SCORE
+from stages.filters.score import QUALITY_SCORE, Score
 from stages.settings.base import find_limit
-from stages.settings.filters import (
-    ClassifiersFilterSettings,
-    LanguageFilterSettings,
-    PerplexityFilterSettings,
-)
 from stages.settings.quality import QualityFilterSettings
-from stages.settings.score import ScoreSettings
 
 PERCENTILES = "select.perplexity.percentiles"
 
@@ -170,30 +167,31 @@ def _parse_value(limit: Limit, text: str) -> float | None:
         raise ConfigError([f"{limit.key}: {text!r} is not a number"]) from None
 
 
-def list_lines(phase: FilterPhase, score: str, language: str | None) -> list[Line]:
+def list_lines(
+    filters: Iterable[Stage[Any]], score: str, language: str | None
+) -> list[Line]:
     """Return where the limits of select cut a score in a language.
 
     Args:
-        phase: select or percentiles.
+        filters: those of select, opened.
         score: the column.
         language: None: in all languages together; limits that differ by language are left out.
     """
     lines: list[Line] = []
-    for spec in phase.stage_specs():
-        settings = spec.settings
-        if isinstance(settings, LanguageFilterSettings) and score == "language_score":
-            lines += _draw("min_score", settings.min_score, language)
-        elif isinstance(settings, PerplexityFilterSettings) and score == "perplexity":
-            ends = settings.cutoffs.get(language or "", ())
+    for stage in filters:
+        if isinstance(stage, LanguageFilter) and score == "language_score":
+            lines += _draw("min_score", stage.min_scores, language)
+        elif isinstance(stage, PerplexityFilter) and score == "perplexity":
+            ends = stage.cutoffs.get(language or "", ())
             for label, end in zip(("head below", "middle below"), ends, strict=False):
                 lines += _draw(label, end, language)
-        elif isinstance(settings, ClassifiersFilterSettings):
-            lines += _draw_classifiers(settings, score, language)
-        elif isinstance(settings, QualityFilterSettings):
-            lines += _draw_quality(settings, score, language)
-        elif isinstance(settings, ScoreSettings) and score == QUALITY_SCORE.name:
-            lines += _draw("min", settings.min, language)
-            lines += _draw("keep_top from", settings.cuts.get(language or ""), language)
+        elif isinstance(stage, ClassifiersFilter):
+            lines += _draw_classifiers(stage, score, language)
+        elif isinstance(stage, QualityFilter):
+            lines += _draw_quality(stage.settings, score, language)
+        elif isinstance(stage, Score) and score == QUALITY_SCORE.name:
+            lines += _draw("min", stage.settings.min, language)
+            lines += _draw("keep_top from", stage.cuts.get(language or ""), language)
     return lines
 
 
@@ -207,13 +205,14 @@ def _draw(label: str, limit: Any, language: str | None) -> Iterator[Line]:
 
 
 def _draw_classifiers(
-    settings: ClassifiersFilterSettings, score: str, language: str | None
+    stage: ClassifiersFilter, score: str, language: str | None
 ) -> Iterator[Line]:
-    for name, limits in settings.limits.items():
+    for name, limits in stage.settings.limits.items():
         if score_column(name) == score:
             yield from _draw("min", limits.min, language)
             yield from _draw("max", limits.max, language)
-            yield from _draw("keep_top from", limits.cuts.get(language or ""), language)
+            cut = stage.cuts[name].get(language or "")
+            yield from _draw("keep_top from", cut, language)
 
 
 def _draw_quality(

@@ -158,8 +158,7 @@ def _compare_configs(before: RunFolder, after: RunFolder) -> dict[str, tuple[Any
 def _list_other_phases(before: RunFolder, after: RunFolder) -> Iterable[str]:
     """Yield the phases with other fingerprints, without those that are off in both runs."""
     for name in registry.list_phase_names():
-        phase = registry.find_phase(name)
-        is_off = all(phase.was_off(run.recorded_config) for run in (before, after))
+        is_off = all(name not in run.stage_versions for run in (before, after))
         if not is_off and before.folders.get(name) != after.folders.get(name):
             yield name
 

@@ -11,14 +11,15 @@ from pipeline.errors import TaskFailed
 from pipeline.models.registry import AssetError
 from pipeline.phases.annotate import COPY_BY, Annotate
 from pipeline.phases.extract import Extract
-from pipeline.phases.select import REPRESENTATIVE, Select
+from pipeline.phases.filter_phase import REPRESENTATIVE
+from pipeline.phases.select import Select
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.reporting.explain.find import read_rows
 from pipeline.reporting.explain.trace import RuleCheck, RuleReport
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import RuleResult, evaluate_all_rules
-from stages.filters.perplexity import PerplexityFilterSettings
+from stages.filters.perplexity import PerplexityFilter
 from stages.filters.score import QUALITY_SCORE, Score, ScorePart
 
 
@@ -99,9 +100,10 @@ def _find_bucket_ends(
 ) -> tuple[float, float] | None:
     """Return the perplexities at which the buckets of the document's language end."""
     for spec in stages:
-        if isinstance(spec.settings, PerplexityFilterSettings):
-            language = rows.column("language")[0].as_py()
-            ends = spec.settings.cutoffs.get(language)
+        if spec.stage is PerplexityFilter:
+            stage = spec.opened()
+            assert isinstance(stage, PerplexityFilter)
+            ends = stage.cutoffs.get(rows.column("language")[0].as_py())
             if ends:
                 return ends[0], ends[1]
     return None

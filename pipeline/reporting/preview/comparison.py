@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.cuts import Cut
 from pipeline.phases.tokenize import TokenizeDocuments, compute_order_keys
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.reporting.kept_documents import read_num_tokens
 from pipeline.runs.run_folder import RunFolder, RunSplit
+from stages.histograms import RunLimit
 from stages.mixing.mix import NUM_COPIES, QUALITY_BIN
 
 NUM_EXAMPLES = 10
@@ -287,7 +287,9 @@ class Comparison:
         )
 
 
-def compare_cuts(before: Iterable[Cut], after: Iterable[Cut]) -> tuple[CutChange, ...]:
+def compare_cuts(
+    before: Iterable[RunLimit], after: Iterable[RunLimit]
+) -> tuple[CutChange, ...]:
     """Return the limits of each setting and language, in the order of `after`, then of `before`."""
     old = {(cut.setting, cut.language): cut.limit for cut in before}
     new = {(cut.setting, cut.language): cut.limit for cut in after}

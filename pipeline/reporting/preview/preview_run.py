@@ -20,11 +20,10 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
-from pipeline.phases.mixing.mix_percentiles import MixPercentiles
-from pipeline.phases.percentiles import Percentiles
+from pipeline.phases.filter_phase import FilterPhase
+from pipeline.phases.histograms import HistogramPhase
 from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
-from pipeline.phases.signal_percentiles import SignalPercentiles
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.planning.run_plan import RunPlan
@@ -39,8 +38,8 @@ from storage import Store, open_store
 # Sections of the config that can be changed: `select`, and those that change no output.
 FREE_SECTIONS = ("select", "engine", "report", "storage")
 
-# The phases that a preview runs, into a temporary folder.
-REPEATED_PHASES = ("signal_percentiles", "percentiles", "mix_percentiles", "select")
+# The phases that a preview runs before select. All of them write into a temporary folder.
+COUNTING = tuple(each for each in registry.PHASES if issubclass(each, HistogramPhase))
 
 
 def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
@@ -96,7 +95,7 @@ def _open_select(run: RunFolder, config: RunConfig) -> Generator[Select]:
         plan = _ScratchPlan(**values, scratch=open_store(scratch))
         phase = Select(plan)
         try:
-            for counting in (SignalPercentiles, Percentiles, MixPercentiles):
+            for counting in COUNTING:
                 if counting.is_enabled(config):
                     _count_scores(run, counting(plan))
             phase.folder.begin()
@@ -115,7 +114,7 @@ class _ScratchPlan(RunPlan):
 
     def folder(self, name: str) -> PhaseFolder:
         """Return the folder of a phase's outputs."""
-        if name in REPEATED_PHASES:
+        if issubclass(registry.find_phase(name), FilterPhase):
             return PhaseFolder(self.scratch.child(name))
         return super().folder(name)
 

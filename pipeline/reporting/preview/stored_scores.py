@@ -16,18 +16,15 @@ from functools import cached_property
 import pyarrow as pa
 
 from pipeline.config import RunConfig
-from pipeline.phases.filter_phase import FilterPhase
-from pipeline.phases.mixing.settings import list_topics
-from pipeline.phases.percentiles import Percentiles, count_scores
+from pipeline.phases.annotate import Annotate
+from pipeline.phases.histograms import HistogramPhase, Percentiles, SignalPercentiles
+from pipeline.phases.mix_percentiles import MixPercentiles
 from pipeline.phases.select import Select
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
 from stages.contract import DROPPED
 from stages.counters import Counters
-from stages.filters.classifiers import ClassifiersFilter
-from stages.filters.score import Score
-from stages.mixing.mix import Mix, count_groups
-from stages.settings.filters import PerplexityFilterSettings
+from stages.mixing.mix import Mix
 
 
 class SelectInMemory(Select):
@@ -43,50 +40,62 @@ class SelectInMemory(Select):
         """
         super().__init__(plan)
         self._documents = documents
-        self._percentiles = Percentiles(plan)
 
-    @property
-    def perplexity_settings(self) -> PerplexityFilterSettings:  # type: ignore[override]
-        """The cutoffs of the buckets, which both phases find in the counters of annotate."""
-        return self._percentiles.perplexity_settings
-
-    def count_scores(self) -> Counters:
-        """Return the scores that the cuts of `keep_top` come from, as percentiles counts them."""
-        counters = Counters()
-        if Percentiles.is_enabled(self.config):
-            specs = [spec for spec in self._percentiles.stage_specs() if _is_last(spec)]
-            kept, _ = _apply(specs, self._filtered[0])
-            count_scores(counters, self.config, kept)
-        return counters
-
-    def count_mix(self) -> Counters:
-        """Return the scores that `mix` takes its percentiles from, as mix_percentiles counts them.
-
-        The tokens of a sample are those that the run has counted.
-        """
+    @cached_property
+    def run_counters(self) -> Counters:  # type: ignore[override]
+        """The counters of annotate and the signals, and what the other phases count, from the table."""
+        counters = self._stored_counters
         mix = self.config.select.mix
-        assert mix is not None
-        counters = Counters(super().count_mix().counts) if mix.budget else Counters()
-        specs = [spec for spec in FilterPhase.stage_specs(self) if _is_last(spec)]
-        kept, _ = _apply(specs, self._filtered[0])
-        count_groups(counters, mix.by, list_topics(self.config), kept)
+        if mix is not None and mix.budget is not None:
+            # The tokens of a sample are those that the run has counted.
+            counters = counters + Counters(MixPercentiles(self.plan).counters().counts)
+        for phase in (Percentiles, MixPercentiles):
+            if phase.is_enabled(self.config):
+                counters = counters + self._count(phase, counters)
         return counters
 
     @cached_property
+    def _stored_counters(self) -> Counters:
+        parents = (Annotate, SignalPercentiles)
+        enabled = (parent for parent in parents if parent.is_enabled(self.config))
+        return Counters.sum(parent(self.plan).counters() for parent in enabled)
+
+    def _count(self, phase: type[HistogramPhase], counters: Counters) -> Counters:
+        """Return what a phase counts after it has filtered by limits from these counters."""
+        specs = [spec for spec in self._specs(counters) if spec.stage is not Mix]
+        kept, _ = _apply(specs[self._num_first :], self._filtered[0])
+        counted = Counters()
+        for histogram in phase.list_histograms(self.config):
+            histogram.count(counted, kept)
+        return counted
+
+    def _specs(self, counters: Counters) -> list[StageSpec]:
+        planned = self.plan.phase(Select.name).stages
+        return [StageSpec(spec.stage, spec.settings, counters) for spec in planned]
+
+    @cached_property
+    def _num_first(self) -> int:
+        """The number of filters before the first one whose limits come from what others keep."""
+        planned = self.plan.phase(Select.name).stages
+        for number, spec in enumerate(planned):
+            if any(each.of != "scored" for each in spec.stage.histograms(spec.settings)):
+                return number
+        return len(planned)
+
+    @cached_property
     def _filtered(self) -> tuple[pa.Table, pa.Table]:
-        """The documents that the filters without `keep_top` keep, and those that they drop."""
-        specs = self._percentiles.stage_specs()
+        """The documents that these first filters keep, and those that they drop."""
+        specs = self._specs(self._stored_counters)
         needed = {"doc_id", "language", "num_chars"}
-        for spec in (*specs, *self.plan.phase(Select.name).stages):
+        for spec in specs:
             needed.update(spec.stage.required_columns(spec.settings).names)
         columns = [name for name in self._documents.column_names if name in needed]
-        others = [spec for spec in specs if not _is_last(spec)]
-        return _apply(others, self._documents.select(columns))
+        return _apply(specs[: self._num_first], self._documents.select(columns))
 
     def decide_all(self) -> pa.Table:
         """Return the documents that the filters drop, with their reasons, as DROPPED."""
         kept, dropped = self._filtered
-        specs = [spec for spec in self.stage_specs() if _is_last(spec)]
+        specs = self.stage_specs()[self._num_first :]
         return pa.concat_tables([dropped, _apply(specs, kept)[1]])
 
     def decide(self, documents: pa.Table) -> pa.Table:
@@ -108,11 +117,6 @@ def change_plan(plan: RunPlan, config: RunConfig) -> RunPlan:
         for phase in plan.phases
     ]
     return replace(plan, config=config, phases=tuple(phases))
-
-
-def _is_last(spec: StageSpec) -> bool:
-    """Return whether the limits of a filter come from what the other filters keep."""
-    return spec.stage in (ClassifiersFilter, Score, Mix)
 
 
 def _apply(specs: Sequence[StageSpec], documents: pa.Table) -> tuple[pa.Table, pa.Table]:

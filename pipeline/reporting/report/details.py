@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.errors import TaskFailed
-from pipeline.phases.filter_phase import FilterPhase
 from pipeline.phases.select import Select
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.browse.domains import list_domains
@@ -32,6 +31,7 @@ from pipeline.reporting.browse.texts import read_excerpts
 from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.runs.run_folder import RunFolder
+from stages.contract import Stage
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +97,11 @@ class StoredDecisions:
     """The decisions that a run has stored.
 
     Attributes:
-        phase: select, with the limits that it has applied.
+        filters: those of select, with the limits that they have applied.
         is_kept: (num_scored,) whether each document is kept.
     """
 
-    phase: FilterPhase
+    filters: Sequence[Stage[Any]]
     is_kept: NDArray[np.bool_]
 
 
@@ -145,9 +145,10 @@ def _list_histograms(index: Index, limited: frozenset[str]) -> list[Mapping[str,
 
 
 def read_decided(index: Index) -> StoredDecisions:
-    """Return the decisions of the run on the scored documents, and the phase with its limits."""
+    """Return the decisions of the run on the scored documents, and the filters of select."""
     is_kept = index.is_named("decision", KEPT)[: index.num_scored]
-    return StoredDecisions(Select(load_plan(index.run)), is_kept)
+    specs = Select(load_plan(index.run)).stage_specs()
+    return StoredDecisions([spec.opened() for spec in specs], is_kept)
 
 
 def _draw_samples(index: Index) -> dict[str, Sequence[Mapping[str, Any]]]:

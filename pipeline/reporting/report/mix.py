@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeline.config import RunConfig
-from pipeline.phases.mixing.description import describe_mix
-from pipeline.phases.mixing.settings import TokenRates
+from pipeline.phases.mix_percentiles import describe_mix
 from stages.counters import Counters
+from stages.mixing.budget import TokenRates
 
 COPIED_CHARS = "copied_chars."
 

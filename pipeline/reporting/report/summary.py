@@ -12,7 +12,6 @@ from pipeline.config import InputConfig
 from pipeline.execution.task import TOO_SLOW
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.cuts import Cut
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
@@ -27,6 +26,7 @@ from stages.contract import DocumentCountError, Stage
 from stages.dedup.paragraphs import ParagraphRemoval
 from stages.dedup.substring_dedup import RepeatedSpans
 from stages.filters.lines import Lines
+from stages.histograms import RunLimit
 from terminal_output import escape
 
 # Values of a list that are shown. The others are added up in one row.
@@ -81,7 +81,7 @@ class Report:
     num_shards: int
     seconds: Mapping[str, float]
     counters: Mapping[str, Mapping[str, int]]
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[RunLimit, ...] = ()
     retractions: tuple[RetractionEntry, ...] = ()
     mix: MixReport | None = None
 
@@ -254,7 +254,7 @@ def take_largest(
     return rows
 
 
-def take_largest_cuts(cuts: Iterable[Cut]) -> list[Cut]:
+def take_largest_cuts(cuts: Iterable[RunLimit]) -> list[RunLimit]:
     """Return the limits of the languages with most documents."""
     return sorted(cuts, key=lambda cut: -cut.num_scored)[:NUM_SHOWN]
 
@@ -268,7 +268,7 @@ def _read_summary(run: RunFolder, phase: str) -> dict[str, Any]:
     return run.folder(phase).summary() if run.has_finished(phase) else {}
 
 
-def _read_cuts(run: RunFolder) -> tuple[Cut, ...]:
+def _read_cuts(run: RunFolder) -> tuple[RunLimit, ...]:
     """Return the limits that select has set; none before it has finished."""
     if not run.has_finished(Select.name):
         return ()

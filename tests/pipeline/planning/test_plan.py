@@ -33,7 +33,6 @@ JSON = st.recursive(
 
 ALL_PHASES = registry.list_phase_names()
 SUBSTRING_PHASES = {"substring_hashes", "substring_dedup"}
-COUNTING_PHASES = {"signal_percentiles", "percentiles", "mix_percentiles"}
 # substring_dedup reads a phase that is off.
 EXTRACT_AND_LATER = set(ALL_PHASES) - {"substring_dedup"}
 
@@ -63,7 +62,7 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
     [
         (
             "select.language.min_score=0.65",
-            {*COUNTING_PHASES, "select", "tokenize", "write_shards"},
+            {"percentiles", "mix_percentiles", "select", "tokenize", "write_shards"},
         ),
         (
             "select.mix={by: num_chars}",

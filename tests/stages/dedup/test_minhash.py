@@ -20,7 +20,6 @@ from stages.dedup.minhash import (
     UNSPACED,
     MinHash,
     MinHashFilter,
-    MinHashFilterSettings,
     MinHashSettings,
     compute_bands,
     hash_bands_of_ngrams,
@@ -28,6 +27,7 @@ from stages.dedup.minhash import (
     signatures,
     split_ngrams,
 )
+from stages.settings.base import Settings
 from tests.stages.batches import make_batch
 
 TEXT = st.text(
@@ -296,7 +296,7 @@ def test_the_filter_drops_documents_with_a_representative() -> None:
             "representative": pa.array([None, 1, None], pa.uint64()),
         }
     )
-    outcome = MinHashFilter(MinHashFilterSettings()).apply(batch)
+    outcome = MinHashFilter(Settings()).apply(batch)
     outcome.check(batch, "minhash")
     assert outcome.kept.column("doc_id").to_pylist() == [1, 3]
     assert outcome.dropped.column("reason").to_pylist() == ["minhash.near_duplicate"]

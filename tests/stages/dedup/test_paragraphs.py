@@ -20,10 +20,9 @@ from stages.dedup.duplicate_lines import find_duplicates
 from stages.dedup.paragraph_hashes import hash_paragraph, hash_paragraphs
 from stages.dedup.paragraphs import (
     ParagraphHashes,
-    ParagraphHashesSettings,
     ParagraphRemoval,
-    ParagraphRemovalSettings,
 )
+from stages.settings.base import Settings
 from tests.stages.batches import make_batch
 
 Keep: TypeAlias = Literal["drop_all_copies", "keep_first"]
@@ -280,8 +279,8 @@ def apply_stage(stage: Stage[Any], batch: pa.Table) -> Outcome:
     return outcome
 
 
-HASHING = ParagraphHashes(ParagraphHashesSettings())
-REMOVAL = ParagraphRemoval(ParagraphRemovalSettings())
+HASHING = ParagraphHashes(Settings())
+REMOVAL = ParagraphRemoval(Settings())
 
 
 def documents_table(

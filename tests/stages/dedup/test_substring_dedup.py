@@ -13,11 +13,11 @@ from stages.dedup.substring_dedup import (
     LINES,
     SPANS,
     RepeatedSpans,
-    RepeatedSpansSettings,
     cut_spans,
     find_words,
     hash_windows,
 )
+from stages.settings.base import Settings
 
 # Words with punctuation, capitals whose lower case is longer or shorter, scripts without
 # blanks, characters without a lower case, and white space of all kinds.
@@ -133,7 +133,7 @@ def make_batch(
 def test_emptied_lines_become_duplicate_lines() -> None:
     """The stage adds them to those that paragraph_dedup has found, and counts words."""
     batch = make_batch("one two\nthree\nfour five\nsix", [1, 4], [3])
-    outcome = RepeatedSpans(RepeatedSpansSettings()).apply(batch)
+    outcome = RepeatedSpans(Settings()).apply(batch)
     (row,) = outcome.kept.to_pylist()
     assert row["text"] == "one \n\nfive\nsix"
     assert (row[LINES.name], row["repeated_words"]) == ([1, 3], 3)
@@ -142,7 +142,7 @@ def test_emptied_lines_become_duplicate_lines() -> None:
 
 def test_documents_with_spans_are_dropped() -> None:
     """If they shall be, with the number of their repeated words."""
-    stage = RepeatedSpans(RepeatedSpansSettings())
+    stage = RepeatedSpans(Settings())
     outcome = stage.apply(make_batch("one two three", [0, 2], [], drop=True))
     (dropped,) = outcome.dropped.to_pylist()
     assert dropped["reason"] == "substring_dedup.repeated_span"

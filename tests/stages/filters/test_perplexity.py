@@ -27,7 +27,6 @@ from stages.filters.language_model import (
     LanguageModel,
     normalize_for_lm,
 )
-from stages.filters.percentiles import BIN_WIDTH
 from stages.filters.perplexity import (
     BINS,
     Perplexity,
@@ -36,6 +35,7 @@ from stages.filters.perplexity import (
     PerplexitySettings,
     read_cutoffs_csv,
 )
+from stages.histograms import BIN_WIDTH
 
 # ---- normalisation ----
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from stages.contract import DOC_ID
 from stages.counters import Counters
-from stages.filters.percentiles import BIN_WIDTH
-from stages.filters.score import Score, ScorePart, count_signal, make_signals, signal_field
-from stages.settings.score import ScoreSettings
+from stages.filters.score import Score, ScorePart, signal_field
+from stages.histograms import BIN_WIDTH, SCORE_BINS
+from stages.settings.quality import ScoreSettings
 
 WEIGHTS = {"num_chars": 3.0, "perplexity": -1.0, "classifier_hq": 1.0}
 
@@ -27,13 +27,17 @@ def make_batch(rows: Sequence[dict[str, object]]) -> pa.Table:
     return pa.Table.from_pylist(ids, schema=pa.schema(fields))
 
 
-def open_score(batch: pa.Table, **limits: object) -> Score:
-    """Return the stage with the ranks of a batch."""
+def open_score(
+    batch: pa.Table, candidates: Sequence[float] = (), **limits: object
+) -> Score:
+    """Return the stage with the ranks of a batch, and English candidates with these scores."""
+    chosen = ScoreSettings.model_validate({"signals": WEIGHTS, **limits})
     counters = Counters()
-    for name in WEIGHTS:
-        count_signal(counters, name, batch)
-    signals = make_signals(WEIGHTS, counters)
-    score = Score(ScoreSettings.model_validate({"signals": signals, **limits}))
+    for histogram in Score.histograms(chosen):
+        if histogram.of == "scored":
+            histogram.count(counters, batch)
+    counters.observe("score.en", SCORE_BINS.find(candidates))
+    score = Score(chosen, run_counters=counters)
     score.open()
     return score
 
@@ -86,7 +90,7 @@ def test_the_parts_add_up_to_the_score() -> None:
 def test_limits_are_inclusive() -> None:
     """A score that is equal to `min`, or to the cut of its language, is kept."""
     batch = make_batch(PAGES[:2])
-    kept = open_score(batch, min=0.25, cuts={"en": 0.75}).apply(batch)
+    kept = open_score(batch, [0.25, 0.75], min=0.25, keep_top=0.5).apply(batch)
     assert kept.kept.column("doc_id").to_pylist() == [1]
     (dropped,) = kept.dropped.to_pylist()
     assert (dropped["reason"], dropped["value"]) == ("score.not_in_top", 0.25)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.mixing.budget import Level, find_budget_cuts
-from stages.settings.mixing import BudgetCut
+from stages.mixing.budget import BudgetCut, Level, find_budget_cuts
 
 LEVELS = st.lists(
     st.builds(

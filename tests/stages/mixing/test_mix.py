@@ -19,11 +19,9 @@ from stages.mixing.mix import (
     QUALITY_BIN,
     Mix,
     count_copies,
-    count_groups,
     draw_uniform,
 )
-from stages.settings.mixing import MixSettings
-from stages.settings.quality import MAX_COPIES
+from stages.settings.quality import MAX_COPIES, MixSettings
 
 Bins = Sequence[tuple[float, float]]
 
@@ -54,18 +52,19 @@ def make_documents(scores: Sequence[float | None], **columns: Any) -> pa.Table:
 
 def apply(documents: pa.Table, chosen: Bins, **settings: Any) -> list[dict[str, Any]]:
     """Return the kept rows; percentiles are those of the documents themselves."""
-    counters = Counters()
-    topics = settings.get("topics", ())
-    count_groups(counters, "perplexity", topics, documents)
     values: Mapping[str, Any] = {
-        "column": "perplexity",
+        "by": "perplexity",
+        "best": "high",
         "bins": [
             {"from_percentile": start, "num_copies": number} for start, number in chosen
         ],
-        "histograms": counters.take_histograms("mix_documents."),
         **settings,
     }
-    stage = Mix(MixSettings.model_validate(values))
+    chosen_settings = MixSettings.model_validate(values)
+    counters = Counters()
+    for histogram in Mix.histograms(chosen_settings):
+        histogram.count(counters, documents)
+    stage = Mix(chosen_settings, run_counters=counters)
     stage.open()
     outcome = stage.apply(documents)
     outcome.check(documents, "mix")
@@ -123,7 +122,7 @@ def test_percentiles_are_within_the_language() -> None:
 
 def test_low_scores_can_be_the_best() -> None:
     """As perplexities are."""
-    rows = apply(make_documents([10, 20, 30, 40]), [(0, 0), (70, 2)], is_low_best=True)
+    rows = apply(make_documents([10, 20, 30, 40]), [(0, 0), (70, 2)], best="low")
     assert count(rows) == {0: 2}
 
 
@@ -135,8 +134,7 @@ def test_percentiles_are_within_the_topic() -> None:
         classifier_science=pa.array(science, pa.float64()),
         classifier_sports=pa.array(sports, pa.float64()),
     )
-    topics = ("classifier_science", "classifier_sports")
-    rows = apply(documents, [(0, 1), (50, 5)], topics=topics)
+    rows = apply(documents, [(0, 1), (50, 5)], topics=("science", "sports"))
     assert [row[NUM_COPIES.name] for row in rows] == [1, 5, 1, 5]
 
 
@@ -164,4 +162,4 @@ def test_bins_that_do_not_rise_from_zero_are_refused(starts: tuple[int, ...]) ->
     """The error lists the percentiles."""
     chosen = [{"from_percentile": start, "num_copies": 1} for start in starts]
     with pytest.raises(ValueError, match="must rise from 0"):
-        MixSettings.model_validate({"column": "num_chars", "bins": chosen})
+        MixSettings.model_validate({"by": "num_chars", "bins": chosen})

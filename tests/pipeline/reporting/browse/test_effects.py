@@ -124,9 +124,9 @@ def test_a_limit_by_language_is_a_slider_for_each(session: Session) -> None:
     assert (english.key, english.value) == ("select.language.min_score.en", 0.5)
     overrides = list_overrides([default, english], {english.key: "0.75"})
     assert overrides == ["select.language.min_score.en=0.75"]
-    phase = session.effects.compute((override,)).phase
+    filters = session.effects.compute((override,)).filters
     lines = {
-        language: [line.value for line in list_lines(phase, "language_score", language)]
+        language: [line.value for line in list_lines(filters, "language_score", language)]
         for language in (None, "en", "fr")
     }
     assert lines == {None: [], "en": [0.5], "fr": [0.25]}

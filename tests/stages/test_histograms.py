@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.filters.classifiers import SCORE_BINS
+from stages.histograms import SCORE_BINS
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 SHARES = st.decimals("0.01", 1, places=2).map(float)

@@ -1,4 +1,4 @@
-"""The phase mix_percentiles: count the scores of the documents that all other rules of select keep.
+"""The phase mix_percentiles: count the documents that all filters but `mix` keep, and tokenize a sample of them.
 
 `select.mix` finds the percentile of every document in these counts, and the end of its budget of
 tokens. The phase is off without that section.
@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.filter_phase import FILTERS, FilterPhase
-from pipeline.phases.mixing.settings import list_topics
-from pipeline.phases.percentiles import Percentiles
-from pipeline.phases.phase import TaskCost
-from pipeline.phases.signal_percentiles import SignalPercentiles
+from pipeline.phases.histograms import (
+    HistogramPhase,
+    HistogramWriter,
+    Percentiles,
+    SignalPercentiles,
+)
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter, read_row_groups
-from stages.counters import Counters
-from stages.filters.percentiles import name_languages
-from stages.mixing.mix import count_groups
+from stages.histograms import name_languages
+from stages.mixing.mix import label_bins
 from stages.transform.tokenize import Tokenize
 
 # The sample that is tokenized for a budget: the first kept documents of some input splits, evenly
@@ -35,25 +35,14 @@ SAMPLE_SPLITS = 64
 SAMPLE_DOCUMENTS = 256
 
 
-class MixPercentiles(FilterPhase):
-    """Count scores and characters of the documents that all rules but `mix` keep."""
+class MixPercentiles(HistogramPhase):
+    """Count scores and characters of the documents that all filters but `mix` keep."""
 
     name = "mix_percentiles"
     section = "select"
-    version = 1
+    version = 2
+    counted = "kept"
     parents = (Annotate, FuzzyDedup, SignalPercentiles, Percentiles)
-    unused_settings = frozenset({"mix"})  # those that it uses are in fingerprint_inputs
-    cost = TaskCost(grows_with="scored")
-
-    @classmethod
-    def is_enabled(cls, config: RunConfig) -> bool:
-        """Return whether the run has quality bins or a budget."""
-        return config.select.mix is not None
-
-    @classmethod
-    def was_off(cls, recorded: Mapping[str, Any]) -> bool:
-        """Return whether a run with this stored config has neither."""
-        return (recorded.get(cls.section) or {}).get("mix") is None
 
     @classmethod
     def list_model_references(cls, config: RunConfig) -> list[str]:
@@ -65,28 +54,15 @@ class MixPercentiles(FilterPhase):
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
-        """Return the versions of the filters, the score, its topics, and the tokenizer."""
-        del num_files
-        mix = config.select.mix
-        if mix is None:
-            return {}
-        has_budget = _has_budget(config)
-        return {
-            "filters": [[stage.name, stage.version] for stage in FILTERS],
-            "mix": [mix.by, list(mix.topics)],
-            "tokenize": config.tokenize.model_dump() if has_budget else None,
-            "tokenize_version": Tokenize.version if has_budget else None,
-        }
-
-    def count_scores(self) -> Counters:
-        """Return the scores that percentiles has counted."""
-        if not Percentiles.is_enabled(self.config):
-            return Counters()
-        return Percentiles(self.plan).counters()
+        """Return the histograms, and the tokenizer if there is a budget."""
+        inputs = super().fingerprint_inputs(config, num_files)
+        if _has_budget(config):
+            inputs["tokenize"] = [Tokenize.version, config.tokenize.model_dump()]
+        return inputs
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
-        """Return the writer that counts the scores. The task has no files."""
-        return _Counter(output, task_id, self)
+        """Return the writer that counts the documents, and samples some. The task has no files."""
+        return _SamplingWriter(output, task_id, self)
 
     def is_sampled(self, task_id: str) -> bool:
         """Return whether documents of a split are tokenized, to estimate the tokens of all."""
@@ -134,24 +110,17 @@ def _tokenize(spec: StageSpec, digests: Mapping[str, str], documents: pa.Table) 
     return kept.drop_columns(["text", "tokens"])
 
 
-class _Counter(SplitWriter):
-    """Counts the scores and characters of documents by group, and the tokens of a sample."""
+class _SamplingWriter(HistogramWriter):
+    """Counts documents in histograms, and the tokens of a sample."""
 
     def __init__(self, output: PendingOutput, task_id: str, phase: MixPercentiles) -> None:
-        super().__init__(output, task_id)
+        super().__init__(output, task_id, phase.list_histograms(phase.config))
         self._phase = phase
         self._num_left = SAMPLE_DOCUMENTS if phase.is_sampled(task_id) else 0
         self._sample: list[pa.Table] = []
 
-    def add_dropped(self, batch: pa.Table, dropped: pa.Table) -> None:
-        """Count the documents. `select` writes the decisions on them."""
-        del batch
-        self.counters.add("documents", dropped.num_rows)
-
     def write_kept(self, batch: pa.Table) -> None:
-        config = self._phase.config
-        assert config.select.mix is not None
-        count_groups(self.counters, config.select.mix.by, list_topics(config), batch)
+        super().write_kept(batch)
         sample = batch.select(["doc_id", "language", "num_chars"])
         sample = sample.slice(0, self._num_left)
         self._num_left -= sample.num_rows
@@ -173,3 +142,37 @@ class _Counter(SplitWriter):
         ).to_pylist():
             self.counters.add(f"sampled_chars.{row['language']}", row["num_chars_sum"])
             self.counters.add(f"sampled_tokens.{row['language']}", row["num_tokens_sum"])
+
+
+def describe_mix(
+    config: RunConfig, selected: Mapping[str, int], tokenized: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return what the dataset repeats, as JSON, for its manifest and for reports.
+
+    Args:
+        config: the run's config, with `select.mix`.
+        selected: the counters of select.
+        tokenized: the counters of tokenize.
+    """
+    mix = config.select.mix
+    assert mix is not None
+    bins: list[dict[str, Any]] = []
+    for label, each in zip(label_bins(mix), mix.bins, strict=True):
+        bins.append(
+            {
+                "percentiles": label,
+                "copies_of_each": each.num_copies,
+                "num_docs": selected.get(f"bin_documents.{label}", 0),
+                "num_copies": selected.get(f"bin_copies.{label}", 0),
+                "num_tokens": tokenized.get(f"quality_bin_tokens.{label}", 0),
+            }
+        )
+    return {
+        "by": mix.by,
+        "topics": list(mix.topics),
+        "bins": bins,
+        "budget": mix.budget.model_dump(mode="json") if mix.budget else None,
+        "doc_id": "doc_id of the document + copy * 2**60, with copy 0, 1, 2, ...",
+        "num_distinct_docs": tokenized.get("documents_kept", 0),
+        "num_distinct_tokens": tokenized.get("tokens", 0),
+    }

@@ -1,1 +1,0 @@
-"""The percentiles and the token budget of `select.mix`."""
