@@ -185,9 +185,11 @@ def test_a_full_disk_ends_the_run_with_one_line(small: Small, tmp_path: Path) ->
     plan = small.plan(input={"files": [str(path) for path in paths]})
     disk = Path(plan.config.run_dir)
     disk.mkdir()
-    with mount_disk(disk, 16 * PAGE_BYTES):
-        with pytest.raises((RunAborted, StorageError)) as caught:
-            list(run(plan))
+    with (
+        mount_disk(disk, 16 * PAGE_BYTES),
+        pytest.raises((RunAborted, StorageError)) as caught,
+    ):
+        list(run(plan))
     assert str(caught.value).count("No space left on device") == 1
     assert len(str(caught.value).splitlines()) == 1
 
