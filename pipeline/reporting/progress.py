@@ -28,8 +28,10 @@ PAUSE_PER_AGE = 0.1
 
 # No time left is shown before. Compiling and loading take the first seconds.
 MIN_BASIS_S = 3.0
-# The plan's figure weighs as much as this many planned seconds that took as long as planned.
+# The plan's figure weighs as much as this many planned seconds that took as long as planned, or as
+# this share of a short run.
 PRIOR_S = 20.0
+PRIOR_SHARE = 0.25
 
 
 class PhaseProgress:
@@ -119,12 +121,16 @@ class TimeLeft:
         left = (elapsed + prior) / (planned for what is done + prior) * planned for the rest
 
     The prior keeps the start of processes and the compilation of kernels, which the first seconds
-    consist of, out of the estimate of a long run.
+    consist of, out of the estimate.
+
+    Attributes:
+        prior_s: the weight of the plan, in planned seconds.
     """
 
     def __init__(self, planned_s: Mapping[str, float]) -> None:
         """Start with the estimated seconds of each phase of the run."""
         self._planned_s = dict(planned_s)
+        self.prior_s = min(PRIOR_S, PRIOR_SHARE * sum(planned_s.values()))
         self._done_s = 0.0  # planned for the phases that this driver has finished
         self._elapsed_s = 0.0  # that they took
         self._moved_s = 0.0  # age of the running phase when its share last changed
@@ -141,7 +147,7 @@ class TimeLeft:
             return None
         later_s = sum(self._planned_s.values()) - planned_s
         rest_s = planned_s * (1 - self._share) + later_s
-        error = (elapsed_s + PRIOR_S) / (done_s + PRIOR_S)
+        error = (elapsed_s + self.prior_s) / (done_s + self.prior_s)
         return max(0.0, error * rest_s - (phase.age_s - self._moved_s))
 
     def finish(self, name: str, phase: PhaseProgress | None) -> None:

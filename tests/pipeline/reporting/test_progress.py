@@ -103,7 +103,7 @@ def test_no_time_left_is_shown_while_a_run_starts() -> None:
     assert left.compute_s(phase) is None
     clock.now_s = 64.0
     phase.finish_task(finish(0.5))
-    wanted_s = (64 + PRIOR_S) / (4 + PRIOR_S) * 10
+    wanted_s = (64 + left.prior_s) / (4 + left.prior_s) * 10
     assert left.compute_s(phase) == pytest.approx(wanted_s)
     clock.now_s = 65.0  # nothing has moved since
     assert left.compute_s(phase) == pytest.approx(wanted_s - 1)
@@ -132,12 +132,23 @@ def test_the_time_left_converges(
             if estimate_s is not None:
                 assert true_s * min(1, 1 / error) <= estimate_s + 1e-6
                 assert estimate_s <= true_s * max(1, 1 / error) + 1e-6
-                share = clock.now_s / (clock.now_s + PRIOR_S * error)
+                share = clock.now_s / (clock.now_s + left.prior_s * error)
                 assert (
                     abs(estimate_s - true_s)
                     <= (1 - share) * abs(1 / error - 1) * true_s + 1e-6
                 )
         left.finish(name, phase)
+
+
+def test_a_short_run_soon_shows_what_it_takes() -> None:
+    """A run of 4 planned seconds on a busy machine: a quarter of it corrects the plan."""
+    clock = Clock()
+    phase = PhaseProgress(PhaseStarted("annotate", 4, 0), clock=clock)
+    left = TimeLeft({"annotate": 4.0})
+    clock.now_s = 8.0
+    phase.finish_task(finish(0.25))
+    assert left.compute_s(phase) == pytest.approx((8 + 1) / (1 + 1) * 3)
+    assert TimeLeft({"annotate": 1e5}).prior_s == PRIOR_S
 
 
 def test_a_log_has_few_lines_of_a_long_phase() -> None:
