@@ -72,7 +72,7 @@ class Annotate(SplitPhase):
     """Remove copies and duplicate lines, then store every score of the remaining text."""
 
     name = "annotate"
-    version = 4
+    version = 3
     parents = (Extract, ExactDedup, ParagraphDedup, SubstringDedup)
     stages = (
         ExactDedupFilter,
