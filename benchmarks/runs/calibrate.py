@@ -30,6 +30,7 @@ from benchmarks.demo_chain import BYTES_PER_DOCUMENT, load_demo_config
 from benchmarks.frame import make_parser
 from benchmarks.result_file import describe_machine, read_commit, save
 from pipeline.capacity.calibration import Calibration
+from pipeline.capacity.costs import find_cost
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
@@ -79,7 +80,7 @@ def run_partitions_again(run_folder: RunFolder) -> None:
     plan = load_plan(run_folder)
     with open_log(run_folder.run_dir) as add:
         for phase_class in registry.PHASES:
-            if not phase_class.cost.is_hash_partitioned:
+            if not find_cost(phase_class).is_hash_partitioned:
                 continue
             phase = phase_class(plan)
             for task_id in [*phase.task_ids()] * 2:

@@ -50,7 +50,7 @@ from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.histograms import Percentiles
-from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
@@ -245,7 +245,6 @@ class Nothing(PartitionPhase):
 
     name = "extract"
     version = 0
-    cost = TaskCost(grows_with="documents")
 
     def task_ids(self) -> list[str]:
         """Return no ids: the benchmark makes them."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from config_files.reader import ConfigError
-from pipeline.phases import registry
 
 # Version of the calibration file.
 VERSION = 2
@@ -19,18 +18,8 @@ VERSION = 2
 SHIPPED = Path(__file__).with_name("calibration.json")
 SHIPPED_WARC = Path(__file__).with_name("calibration-warc.json")
 
-# Amount -> its size. The phases declare the amounts: bytes of the input, documents, tokens,
-# ...
+# Amount -> its size. `pipeline.capacity.costs` lists the amounts: bytes of the input, documents, tokens, ...
 Amounts = Mapping[str, float]
-
-
-def list_amounts() -> dict[str, tuple[str, str]]:
-    """Return amount -> the phase and the counter that measure it."""
-    amounts: dict[str, tuple[str, str]] = {}
-    for phase in registry.PHASES:
-        for amount, counter in phase.amounts.items():
-            amounts[amount] = (phase.name, counter)
-    return amounts
 
 
 class _Frozen(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipeline.capacity.costs import find_cost, suggest_smaller_tasks
 from pipeline.capacity.fit import opens_all_splits
 from pipeline.capacity.model import CostModel, PhaseEstimate, RunEstimate
 from pipeline.phases import registry
@@ -55,10 +56,10 @@ def _describe_large_task(model: CostModel, estimated: PhaseEstimate) -> str:
     raise_memory = f"raise engine.memory_mb to {estimated.memory_mb:,.0f}"
     room_mb = max(1.0, estimated.requested_mb - base_mb)
     if estimated.memory_mb - base_mb > room_mb:
-        if phase.cost.is_hash_partitioned:
+        if find_cost(phase).is_hash_partitioned:
             message += f" (hashes are cut into at most {MAX_PARTITIONS:,} ranges)"
-        held_per_split = model.amounts[phase.cost.held_amount] / model.num_splits
-        remedy = phase.suggest_smaller_tasks(room_mb * 2**20, held_per_split)
+        held_per_split = model.amounts[find_cost(phase).held_amount] / model.num_splits
+        remedy = suggest_smaller_tasks(phase, room_mb * 2**20, held_per_split)
         if remedy:
             return f"{message}; {remedy}, or {raise_memory}"
         if not opens_all_splits(phase) and model.num_splits < model.num_files:

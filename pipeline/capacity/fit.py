@@ -16,8 +16,8 @@ from pipeline.capacity.calibration import (
     Calibration,
     Line,
     PhaseRates,
-    list_amounts,
 )
+from pipeline.capacity.costs import AMOUNTS, find_cost
 from pipeline.config import RunConfig
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
@@ -39,7 +39,6 @@ _READ_FACTORS = {
     "resiliparse": 0.86,
     "justext": 5.5,
     "trafilatura": 11.0,
-    "vote": 20.2,
 }
 
 
@@ -123,7 +122,7 @@ def _read_split_amounts(run: RunFolder) -> dict[str, dict[str, float]]:
     for split in run.splits:
         counts: dict[str, Mapping[str, int]] = {}
         amounts[split.key] = {}
-        for amount, (phase, counter) in list_amounts().items():
+        for amount, (phase, counter) in AMOUNTS.items():
             if opens_all_splits(registry.find_phase(phase)):
                 continue
             if phase not in counts:
@@ -135,7 +134,7 @@ def _read_split_amounts(run: RunFolder) -> dict[str, dict[str, float]]:
 def _read_partition_amounts(run: RunFolder) -> dict[str, float]:
     """Return the amounts that phases count per partition, over the whole run."""
     amounts: dict[str, float] = {}
-    for amount, (phase, counter) in list_amounts().items():
+    for amount, (phase, counter) in AMOUNTS.items():
         if opens_all_splits(registry.find_phase(phase)):
             counts = run.folder(phase).summary()["counters"]["counts"]
             amounts[amount] = float(counts.get(counter, 0))
@@ -190,7 +189,7 @@ def _read_task_amounts(record: Mapping[str, Any], split_amounts: Amounts | None)
     if split_amounts is not None:
         return split_amounts
     counts = record["counters"]["counts"]
-    return {amount: float(counts.get(amount, 0)) for amount in list_amounts()}
+    return {amount: float(counts.get(amount, 0)) for amount in AMOUNTS}
 
 
 def _sum_bytes(phase: str, record: Mapping[str, Any]) -> dict[str, int]:
@@ -221,8 +220,8 @@ def _count_open_seconds(phase: type[Phase], num_splits: int) -> float:
 
     Measured runs are small enough for one partition, and then have MIN_BUCKETS pieces per file.
     """
-    num_pieces = MIN_BUCKETS if phase.cost.is_hash_partitioned else 0
-    return num_splits * (phase.cost.open_s + num_pieces * OPEN_PIECE_S)
+    num_pieces = MIN_BUCKETS if find_cost(phase).is_hash_partitioned else 0
+    return num_splits * (find_cost(phase).open_s + num_pieces * OPEN_PIECE_S)
 
 
 def _fit_cpu(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Line]:
@@ -231,7 +230,7 @@ def _fit_cpu(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Li
     steps = {step: None for sample in samples for step in sample.cpu_s}
     cpu_s: dict[str, Line] = {}
     for step in steps:
-        amount_name = phase.cost.step_amount(step)
+        amount_name = find_cost(phase).step_amount(step)
         amounts = [sample.get_amount(amount_name) for sample in later]
         seconds: list[float] = []
         for sample in later:
@@ -259,7 +258,7 @@ def _fit_start(
             continue
         expected = _count_open_seconds(phase, sample.num_splits)
         for step, line in cpu_s.items():
-            expected += line.predict(sample.get_amount(phase.cost.step_amount(step)))
+            expected += line.predict(sample.get_amount(find_cost(phase).step_amount(step)))
         extra.append(sum(sample.cpu_s.values()) - expected)
     return max(0.0, min(extra, default=0.0))
 
@@ -270,18 +269,18 @@ def _fit_bytes(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, 
         kind = artifact.kind
         if not any(kind in sample.bytes for sample in samples):
             continue
-        amount_name = phase.cost.artifact_amount(artifact)
+        amount_name = find_cost(phase).artifact_amount(artifact)
         amounts = [sample.get_amount(amount_name) for sample in samples]
         line = fit_line(amounts, [float(sample.bytes.get(kind, 0)) for sample in samples])
-        num_splits = samples[0].num_splits if phase.cost.is_hash_partitioned else 1
+        num_splits = samples[0].num_splits if find_cost(phase).is_hash_partitioned else 1
         sizes[kind] = Line(fixed=line.fixed / num_splits, rate=line.rate)
     return sizes
 
 
 def _fit_base_memory(phase: type[Phase], samples: Sequence[_TaskSample]) -> float:
     """Return the largest peak of memory in MiB, without what the phase declares to hold."""
-    held_mb = phase.cost.held_bytes / 2**20
-    held_amount = phase.cost.held_amount
+    held_mb = find_cost(phase).held_bytes / 2**20
+    held_amount = find_cost(phase).held_amount
     peaks = [
         sample.peak_mb - held_mb * sample.get_amount(held_amount) for sample in samples
     ]

@@ -8,7 +8,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates, list_amounts
+from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates
+from pipeline.capacity.costs import (
+    AMOUNTS,
+    count_splits_per_task,
+    estimate_num_tasks,
+    find_cost,
+)
 from pipeline.capacity.fit import OPEN_PIECE_S, find_read_factor, opens_all_splits
 from pipeline.config import RunConfig
 from pipeline.execution.resources import make_request
@@ -193,17 +199,17 @@ class CostModel:
         measured = self.calibration.amounts
         if self.input_bytes is not None:
             factor = self.input_bytes / measured["input"]
-            return {name: factor * measured.get(name, 0.0) for name in list_amounts()}
+            return {name: factor * measured.get(name, 0.0) for name in AMOUNTS}
         if self.has_html:
             factor = WET_FILE["documents"] * self.num_files / measured["documents"]
-            amounts = {name: factor * measured.get(name, 0.0) for name in list_amounts()}
+            amounts = {name: factor * measured.get(name, 0.0) for name in AMOUNTS}
             content = WARC_BYTES * self.num_files * measured["content"] / measured["input"]
             return {**amounts, "input": WARC_BYTES * self.num_files, "content": content}
         amounts = {name: amount * self.num_files for name, amount in WET_FILE.items()}
         amounts["left"] = amounts["text"] * measured["left"] / measured["text"]
         for name in ("scored", "kept"):
             amounts[name] = amounts["documents"] * measured[name] / measured["documents"]
-        for name in list_amounts():
+        for name in AMOUNTS:
             if name not in amounts:
                 amounts[name] = amounts["left"] * measured.get(name, 0.0) / measured["left"]
         return amounts
@@ -223,7 +229,7 @@ class CostModel:
     def _estimate_driver_memory(self) -> float:
         """Return the bytes of the driver's largest merge, which grows with near-duplicates."""
         enabled = [phase for phase in registry.PHASES if phase.is_enabled(self.config)]
-        per_document = max((phase.cost.driver_bytes for phase in enabled), default=0)
+        per_document = max((find_cost(phase).driver_bytes for phase in enabled), default=0)
         return per_document * self.amounts["clustered"]
 
     def estimate_phase(self, phase: type[Phase]) -> PhaseEstimate:
@@ -267,7 +273,7 @@ class CostModel:
 
     def count_tasks(self, phase: type[Phase]) -> int:
         """Return the number of tasks of a phase, by the phase's own rule."""
-        return phase.estimate_num_tasks(self.config, self.num_splits, self.amounts)
+        return estimate_num_tasks(phase, self.config, self.num_splits, self.amounts)
 
     def _count_slots(self, phase: type[Phase]) -> int:
         """Return how many tasks of a phase run at the same time."""
@@ -288,25 +294,24 @@ class CostModel:
         """Return how often the files of a split are opened by a phase that opens all splits."""
         if not opens_all_splits(phase):
             return 0
-        return self._count_reads(phase) * phase.count_splits_per_task(
-            self.config, self.num_splits
-        )
+        num_opened = count_splits_per_task(phase, self.config, self.num_splits)
+        return self._count_reads(phase) * num_opened
 
     def _count_opened_files(self, phase: type[Phase]) -> int:
         """Return how many files a phase that opens all splits opens in all its tasks together."""
-        return self._count_openings(phase) * len(phase.reads)
+        return self._count_openings(phase) * len(find_cost(phase).reads)
 
     def _count_pieces(self, phase: type[Phase]) -> int:
         """Return the pieces of hash files that all partitions of a phase go through."""
         num_partitions = math.ceil(self._count_openings(phase) / self.num_splits)
-        rows_per_file = self.amounts[phase.cost.grows_with] / self.num_splits
+        rows_per_file = self.amounts[find_cost(phase).grows_with] / self.num_splits
         return self.num_splits * count_chunks(num_partitions, rows_per_file)
 
     def _estimate_cpu(
         self, phase: type[Phase], rates: PhaseRates, num_tasks: int
     ) -> dict[str, float]:
         """Return CPU seconds by step, without the start of processes."""
-        cost = phase.cost
+        cost = find_cost(phase)
         enabled = {spec.stage.name for spec in phase.plan_stages(self.config)}
         disabled = {stage.name for stage in phase.stages} - enabled
         cpu_s: dict[str, float] = {}
@@ -328,9 +333,8 @@ class CostModel:
         self, phase: type[Phase], rates: PhaseRates, num_tasks: int
     ) -> float:
         """Return the MiB of one task, if all tasks are equally large."""
-        held_bytes = (
-            phase.cost.held_bytes * self.amounts[phase.cost.held_amount] / num_tasks
-        )
+        cost = find_cost(phase)
+        held_bytes = cost.held_bytes * self.amounts[cost.held_amount] / num_tasks
         return rates.base_mb + held_bytes / 2**20
 
     def _estimate_written(self, phase: type[Phase]) -> dict[str, float]:
@@ -340,12 +344,13 @@ class CostModel:
         if not num_tasks or rates is None:
             return {}
         # Files of a partition have a part for each split, so their fixed bytes are per split.
-        is_per_split = phase.cost.is_hash_partitioned
+        cost = find_cost(phase)
+        is_per_split = cost.is_hash_partitioned
         num_parts = self._count_openings(phase) if is_per_split else num_tasks
         written: dict[str, float] = {}
         for artifact in phase.artifacts():
             if artifact.kind in rates.bytes:
-                amount = self.amounts[phase.cost.artifact_amount(artifact)]
+                amount = self.amounts[cost.artifact_amount(artifact)]
                 written[artifact.kind] = rates.bytes[artifact.kind].predict(
                     amount, num_parts
                 )
@@ -354,7 +359,7 @@ class CostModel:
     def _estimate_read(self, phase: type[Phase]) -> float:
         """Return the bytes that a phase reads from its parents' files, an upper bound."""
         total = 0.0
-        for artifact in phase.reads:
+        for artifact in find_cost(phase).reads:
             parent = registry.find_phase(artifact.phase)
             total += self._estimate_written(parent).get(artifact.kind, 0.0)
         return total

@@ -19,7 +19,7 @@ from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import SubstringDedup
 from pipeline.phases.extract import EXTRACTED, Extract
-from pipeline.phases.phase import SplitPhase, TaskCost
+from pipeline.phases.phase import SplitPhase
 from pipeline.runs.hash_partitions import join_batches, write_buckets
 from pipeline.runs.ngram_sets import NgramWriter
 from pipeline.runs.phase_folder import PendingOutput
@@ -92,29 +92,6 @@ class Annotate(SplitPhase):
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
     ngrams = Artifact("ngrams.bin")  # see pipeline/runs/ngram_sets.py
-
-    reads = (
-        Extract.documents,
-        Extract.hashes,
-        ParagraphDedup.repeated,
-        SubstringDedup.repeated,
-    )
-    amounts = {
-        "left": "chars",
-        "scored": "documents_kept",
-        "band_hashes": "band_hashes",
-    }
-    cost = TaskCost(
-        grows_with="left",
-        steps={"read": "text", "paragraphs": "text"},
-        held_bytes=64,
-        held_per="band_hashes",
-        # measured with 10,000 splits
-        open_artifact_s={
-            ParagraphDedup.repeated: 0.0004,
-            SubstringDedup.repeated: 0.0004,
-        },
-    )
 
     @property
     def schema(self) -> pa.Schema:  # type: ignore[override]

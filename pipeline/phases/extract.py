@@ -19,7 +19,7 @@ from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.inputs.read_file import read_file
 from pipeline.phases.artifact import Artifact
-from pipeline.phases.phase import SplitPhase, TaskCost
+from pipeline.phases.phase import SplitPhase
 from pipeline.planning.input_splits import get_files_per_split, make_sample_crawl
 from pipeline.runs.hash_partitions import find_bounds, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
@@ -70,21 +70,6 @@ class Extract(SplitPhase):
     )
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     quarantine = Artifact("quarantine.jsonl", grows_with="documents")
-
-    amounts = {
-        "input": "file_bytes",
-        "content": "content_bytes",
-        "documents": "documents",
-        "text": "text_bytes",
-        "paragraphs": "paragraphs",
-        "distinct_paragraphs": "distinct_paragraphs",
-    }
-    cost = TaskCost(
-        grows_with="text",
-        steps={"read": "content"},
-        held_bytes=64,
-        held_per="paragraphs",
-    )
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import SplitPhase
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups
+from stages.contract import Stage
 from stages.counters import Counters
 from stages.dedup.minhash import MinHashFilter
 from stages.filters.classifiers import ClassifiersFilter
@@ -52,8 +55,6 @@ class FilterPhase(SplitPhase):
 
     depends_on_all_splits = True  # through the histograms of the run
 
-    reads = (Annotate.documents,)  # without the texts: the cost estimate is an upper bound
-
     @cached_property
     def schema(self) -> pa.Schema:  # type: ignore[override]
         """The stored columns without the large ones, and for near-duplicates the document that is kept."""
@@ -74,14 +75,23 @@ class FilterPhase(SplitPhase):
         )
 
     def prepare_tasks(self) -> None:
-        """Check the columns, and compute the limits once.
+        """Check the columns, and compute the limits once. Raises also what `open_filters` raises."""
+        super().prepare_tasks()
+        self.open_filters()
+
+    def open_filters(self) -> list[Stage[Any]]:
+        """Return the filters with their limits. Call it when the parents are complete.
 
         Raises:
-            ValueError: a column is missing, or a file or the run has no such limits.
+            TaskFailed: the run, or the file of a limit, has not what the limit is computed from.
         """
-        super().prepare_tasks()
+        filters: list[Stage[Any]] = []
         for spec in self.stage_specs():
-            spec.opened(self.model_digests)
+            try:
+                filters.append(spec.opened(self.model_digests))
+            except ValueError as error:
+                raise TaskFailed(f"{self.section}.{spec.stage.name}: {error}") from error
+        return filters
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         """Yield the stored scores, with the findings of fuzzy_dedup."""

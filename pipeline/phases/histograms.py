@@ -18,11 +18,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pipeline.config import RunConfig
-from pipeline.config.phases import SelectConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.filter_phase import FILTERS, FilterPhase
-from pipeline.phases.phase import TaskCost, plan_stages
+from pipeline.phases.phase import plan_stages
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter, read_row_groups
@@ -38,8 +37,6 @@ class HistogramPhase(FilterPhase):
     """
 
     counted: ClassVar[str]
-    unused_settings = frozenset({"mix"})  # its histograms are in fingerprint_inputs
-    cost = TaskCost(grows_with="scored")
 
     @classmethod
     def list_histograms(cls, config: RunConfig) -> tuple[Histogram, ...]:
@@ -66,9 +63,13 @@ class HistogramPhase(FilterPhase):
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
-        """Return the histograms."""
+        """Return the filters before the histograms, and the histograms."""
         del num_files
-        return {"histograms": [asdict(each) for each in cls.list_histograms(config)]}
+        filters = cls.plan_stages(config)
+        return {
+            "settings": [spec.settings.model_dump() for spec in filters],
+            "histograms": [asdict(each) for each in cls.list_histograms(config)],
+        }
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer that counts the documents. The task has no files."""
@@ -107,7 +108,6 @@ class SignalPercentiles(HistogramPhase):
     counted = "scored"
     parents = (Annotate,)
     depends_on_all_splits = False
-    unused_settings = frozenset(SelectConfig.model_fields)
 
     @classmethod
     def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:

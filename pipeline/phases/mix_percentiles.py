@@ -22,6 +22,7 @@ from pipeline.phases.histograms import (
     Percentiles,
     SignalPercentiles,
 )
+from pipeline.phases.phase import plan_stages
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter, read_row_groups
@@ -45,20 +46,14 @@ class MixPercentiles(HistogramPhase):
     parents = (Annotate, FuzzyDedup, SignalPercentiles, Percentiles)
 
     @classmethod
-    def list_model_references(cls, config: RunConfig) -> list[str]:
-        """Return also the tokenizer, if there is a budget."""
-        references = super().list_model_references(config)
-        if _has_budget(config):
-            references += Tokenize.required_files(config.tokenize)
-        return references
+    def plan_stages(cls, config: RunConfig) -> tuple[StageSpec, ...]:
+        """Return the filters, and the tokenizer of the sample if there is a budget."""
+        specs = super().plan_stages(config)
+        return (*specs, *plan_stages(config, "tokenize", _list_tokenizers(config)))
 
-    @classmethod
-    def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
-        """Return the histograms, and the tokenizer if there is a budget."""
-        inputs = super().fingerprint_inputs(config, num_files)
-        if _has_budget(config):
-            inputs["tokenize"] = [Tokenize.version, config.tokenize.model_dump()]
-        return inputs
+    def stage_specs(self) -> tuple[StageSpec, ...]:
+        """Return the filters."""
+        return tuple(spec for spec in super().stage_specs() if spec.stage is not Tokenize)
 
     def create_writer(self, task_id: str, output: PendingOutput) -> SplitWriter:
         """Return the writer that counts the documents, and samples some. The task has no files."""
@@ -78,7 +73,7 @@ class MixPercentiles(HistogramPhase):
             task_id: of their split.
             sample: doc_id, language and num_chars, in input order.
         """
-        specs = self.plan.phase("tokenize").stages
+        specs = self.plan.phase(self.name).stages
         spec = next(spec for spec in specs if spec.stage is Tokenize)
         file_name = Annotate.documents.file_name(task_id)
         source = self.plan.folder(Annotate.name).open(file_name)
@@ -89,6 +84,10 @@ class MixPercentiles(HistogramPhase):
 
 def _has_budget(config: RunConfig) -> bool:
     return config.select.mix is not None and config.select.mix.budget is not None
+
+
+def _list_tokenizers(config: RunConfig) -> list[type[Tokenize]]:
+    return [Tokenize] if _has_budget(config) else []
 
 
 def _read_texts(source: pa.NativeFile, doc_ids: pa.ChunkedArray) -> pa.ChunkedArray:

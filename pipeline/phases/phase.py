@@ -1,6 +1,6 @@
 """A phase of the pipeline: one class that declares everything about it.
 
-The planner, the engines, the cost model, the report and `status` iterate over `pipeline.phases.registry.PHASES` and
+The planner, the engines, the report and `status` iterate over `pipeline.phases.registry.PHASES` and
 read the class attributes and class methods below. To add a phase, write one subclass in its own file, add it to the
 registry, and add a section of the same name to `RunConfig`.
 
@@ -9,9 +9,7 @@ registry, and add a section of the same name to `RunConfig`.
         version = 1
         parents = (Extract,)
         stages = (UrlCount,)
-        reads = (Extract.documents,)
         counts = Artifact("counts.parquet", COUNTS)
-        cost = TaskCost(grows_with="documents")
 """
 
 from __future__ import annotations
@@ -21,16 +19,14 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
-from pipeline.phases.artifact import Artifact
+from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.run_plan import RunPlan
 from pipeline.planning.stage_spec import StageSpec
@@ -41,45 +37,7 @@ from pipeline.runs.split_output import SplitWriter
 from pipeline.runs.verified_file import Damage
 from stages.contract import Counters, Stage
 
-
-@dataclass(frozen=True)
-class TaskCost:
-    """The amounts that determine a task's CPU time, files and memory, for the cost estimate.
-
-    An amount is a quantity of the input that phases count: see `Phase.amounts`.
-
-    Attributes:
-        grows_with: the amount that CPU seconds and bytes written grow with.
-        steps: other amounts for single steps: `read`, `write`, or the name of a stage.
-        held_bytes: memory per item that a task holds until its end.
-        held_per: the amount that is held; None: `grows_with`.
-        open_s: CPU seconds to open one split's files in one task, where every task opens all splits.
-        open_artifact_s: CPU seconds to open one file of a parent that has as many files per split as tasks.
-        is_hash_partitioned: tasks are ranges of hashes of `grows_with`, as many as memory requires.
-        driver_bytes: memory of the driver per document with near-duplicates, while `finish` merges.
-    """
-
-    grows_with: str
-    steps: Mapping[str, str] = field(default_factory=dict[str, str])
-    held_bytes: int = 0
-    held_per: str | None = None
-    open_s: float = 0.0
-    open_artifact_s: Mapping[Artifact, float] = field(default_factory=dict[Artifact, float])
-    is_hash_partitioned: bool = False
-    driver_bytes: int = 0
-
-    @property
-    def held_amount(self) -> str:
-        """The amount that a task holds in memory."""
-        return self.held_per or self.grows_with
-
-    def step_amount(self, step: str) -> str:
-        """Return the amount that the CPU seconds of a step grow with."""
-        return self.steps.get(step, self.grows_with)
-
-    def artifact_amount(self, artifact: Artifact) -> str:
-        """Return the amount that the bytes of an artifact grow with."""
-        return artifact.grows_with or self.grows_with
+T = TypeVar("T")
 
 
 class Phase(ABC):
@@ -88,28 +46,20 @@ class Phase(ABC):
     Class attributes:
         name: the phase's name and the start of its folder's name.
         section: the name of its section of the config; by default the phase's name.
-        unused_settings: keys of the section that the output does not depend on.
         version: raise it when equal input would give other output.
         parents: the phases whose outputs it reads. A parent that is off is left out.
         stages: the stages in the order in which they run; each has the config section of its name.
         depends_on_all_splits: whether the output of one task depends on other splits than its own.
         task_kind: what one task processes: "splits", "partitions" or "shards".
-        reads: the parents' files that a task reads.
-        amounts: amounts for the cost estimate that this phase counts: amount -> name of the counter.
-        cost: what the cost of a task grows with.
     """
 
     name: ClassVar[str]
     section: ClassVar[str]
-    unused_settings: ClassVar[frozenset[str]] = frozenset()
     version: ClassVar[int]
     parents: ClassVar[tuple[type[Phase], ...]] = ()
     stages: ClassVar[tuple[type[Stage[Any]], ...]] = ()
     depends_on_all_splits: ClassVar[bool] = False
     task_kind: ClassVar[str]
-    reads: ClassVar[tuple[Artifact, ...]] = ()
-    amounts: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    cost: ClassVar[TaskCost]
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls) and "section" not in vars(cls):
@@ -125,6 +75,7 @@ class Phase(ABC):
         """Return whether the phase is on: its section of the config is not null."""
         return getattr(config, cls.section) is not None
 
+    @final
     @classmethod
     def enabled_parents(cls, config: RunConfig) -> tuple[type[Phase], ...]:
         """Return the parents that are on."""
@@ -136,16 +87,10 @@ class Phase(ABC):
         return plan_stages(config, cls.section, cls.stages)
 
     @classmethod
-    def list_model_references(cls, config: RunConfig) -> list[str]:
-        """Return the models and files that the output depends on."""
-        references: list[str] = []
-        for spec in cls.plan_stages(config):
-            references += spec.stage.required_files(spec.settings)
-        return references
-
-    @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:
-        """Return values from other sections of the config that the output depends on.
+        """Return values that the output depends on, beside the section of the config.
+
+        The value of `settings` stands in place of the whole section.
 
         Args:
             config: the run's config.
@@ -166,14 +111,23 @@ class Phase(ABC):
         del config, run
         yield from ()
 
-    # ---- The cost estimate ----
+    # ---- Its files ----
 
+    @final
     @classmethod
     def artifacts(cls) -> tuple[Artifact, ...]:
         """Return the files that each task writes, sorted by attribute name."""
-        found = (getattr(cls, name) for name in dir(cls))
-        return tuple(value for value in found if isinstance(value, Artifact))
+        return tuple(cls._list_attributes(Artifact))
 
+    @classmethod
+    def _list_attributes(cls, kind: type[T]) -> Iterator[T]:
+        """Yield the class attributes of a type, sorted by name."""
+        for name in dir(cls):
+            value = getattr(cls, name)
+            if isinstance(value, kind):
+                yield value
+
+    @final
     @classmethod
     def find_artifact(cls, file_name: str) -> Artifact | None:
         """Return the artifact with that file name; None: it is written by `finish`."""
@@ -183,45 +137,20 @@ class Phase(ABC):
         return None
 
     @classmethod
-    def estimate_num_tasks(
-        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
-    ) -> int:
-        """Return the number of tasks for an input of that size."""
-        del amounts
-        return num_splits if cls.is_enabled(config) else 0
-
-    @classmethod
-    def count_splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
-        """Return the number of splits whose files one task opens, where a task opens more than one."""
-        del config
-        return num_splits
-
-    @classmethod
     def count_tasks_per_read(cls, config: RunConfig) -> int:
         """Return the number of consecutive tasks whose input one process can read at once."""
         del config
         return 1
 
-    @classmethod
-    def suggest_smaller_tasks(
-        cls, room_bytes: float, amount_per_split: float
-    ) -> str | None:
-        """Return the setting with which a task fits into memory.
-
-        Args:
-            room_bytes: memory for what a task holds.
-            amount_per_split: the amount that a task holds, per input split.
-        """
-        del room_bytes, amount_per_split
-        return None
-
     # ---- Running ----
 
+    @final
     @property
     def config(self) -> RunConfig:
         """The run's config."""
         return self.plan.config
 
+    @final
     @property
     def folder(self) -> PhaseFolder:
         """The folder of this phase's outputs."""
@@ -231,10 +160,13 @@ class Phase(ABC):
     def task_ids(self) -> list[str]:
         """Return the ids of all tasks, in order. Call it when the parents are complete."""
 
+    @final
     def measure_task(self, task_id: str) -> float:
-        """Return the size of a task relative to the phase's other tasks, for the progress of a run."""
-        del task_id
-        return 1.0
+        """Return the size of a task relative to the phase's other tasks: the bytes of its input split."""
+        if self.task_kind != "splits":
+            return 1.0
+        index = int(task_id.split("-", maxsplit=1)[0])
+        return max(1.0, self.plan.splits[index].num_bytes)
 
     def reading_together(self, task_ids: Sequence[str]) -> AbstractContextManager[None]:
         """Return a context in which this process runs these tasks, one after another."""
@@ -248,10 +180,14 @@ class Phase(ABC):
             TaskFailed, ValueError: no task of the phase can run.
         """
 
+    @final
     def sum_records(self) -> Counters:
-        """Return the sum of the counters of all done-records."""
-        return sum_counters(self.folder, self.task_ids())
+        """Return the sum of the counters of all done-records: of the tasks and of `finish`."""
+        merged = {each.name for each in self._list_attributes(MergedArtifact)}
+        done = merged & self.folder.list_done()
+        return sum_counters(self.folder, [*self.task_ids(), *sorted(done)])
 
+    @final
     def counters(self) -> Counters:
         """Return the same sum of a complete phase, from its summary."""
         return Counters.from_json(self.folder.summary()["counters"])
@@ -308,10 +244,6 @@ class SplitPhase(Phase):
         """Return the columns of the documents after the last stage."""
         chain = self.stage_schemas()
         return chain[-1][1] if chain else self.schema
-
-    def measure_task(self, task_id: str) -> float:
-        """Return the compressed bytes of the task's input split."""
-        return max(1.0, self.split(task_id).num_bytes)
 
     def prepare_tasks(self) -> None:
         """Compute the stages' settings and columns once, before the tasks are sent to workers."""
@@ -387,7 +319,9 @@ class PartitionPhase(Phase):
 def sum_counters(folder: PhaseFolder, task_ids: Iterable[str]) -> Counters:
     """Return the sum of the counters in the done-records of tasks."""
     records = folder.records(task_ids)
-    return Counters.sum(Counters.from_json(record["counters"]) for record in records)
+    return Counters.sum(
+        Counters.from_json(record["counters"]) for record in records if "counters" in record
+    )
 
 
 def plan_stages(
@@ -400,3 +334,11 @@ def plan_stages(
         if settings is not None:
             specs.append(StageSpec(stage, settings))
     return tuple(specs)
+
+
+def list_model_references(specs: Iterable[StageSpec]) -> list[str]:
+    """Return the models and files that stages load, each once, in their order."""
+    found: dict[str, None] = {}
+    for spec in specs:
+        found |= dict.fromkeys(spec.stage.required_files(spec.settings))
+    return list(found)

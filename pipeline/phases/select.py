@@ -19,7 +19,6 @@ from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.filter_phase import FILTERS, FilterPhase
 from pipeline.phases.histograms import Percentiles, SignalPercentiles
 from pipeline.phases.mix_percentiles import MixPercentiles
-from pipeline.phases.phase import TaskCost
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.split_output import (
     DECISIONS,
@@ -51,8 +50,6 @@ class Select(FilterPhase):
     )  # of kept documents; see `list_score_columns`
     cuts = MergedArtifact("cuts.json")  # the limits that come from the run's scores
 
-    cost = TaskCost(grows_with="scored", held_bytes=100)
-
     @classmethod
     def list_score_columns(cls, config: RunConfig) -> pa.Schema:
         """Return the columns of `scores` beside doc_id; none if the phase does not write it."""
@@ -62,11 +59,7 @@ class Select(FilterPhase):
 
     def compute_cuts(self) -> list[RunLimit]:
         """Return the limits that come from the scores of the run. Call it when the parents are complete."""
-        return [
-            limit
-            for spec in self.stage_specs()
-            for limit in spec.opened(self.model_digests).list_run_limits()
-        ]
+        return [limit for stage in self.open_filters() for limit in stage.list_run_limits()]
 
     def finish(self) -> None:
         """Write the limits that come from the scores of the run."""

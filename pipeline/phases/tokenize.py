@@ -19,7 +19,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
-from pipeline.phases.phase import SplitPhase, TaskCost
+from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
 from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.hash_partitions import count_buckets, join_batches, write_buckets
@@ -67,10 +67,6 @@ class TokenizeDocuments(SplitPhase):
     tokens = Artifact("tokens.bin")  # in the order of the global shuffle
     documents = Artifact("documents.arrow", grows_with="kept")  # the columns of `index`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="kept")
-
-    reads = (Annotate.documents, Select.decisions, Select.scores)
-    amounts = {"kept": "documents_kept", "tokens": "tokens"}
-    cost = TaskCost(grows_with="tokens", steps={"read": "left"}, held_bytes=4)
 
     @classmethod
     def fingerprint_inputs(cls, config: RunConfig, num_files: int) -> dict[str, Any]:

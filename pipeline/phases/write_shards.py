@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.mix_percentiles import describe_mix
-from pipeline.phases.phase import PartitionPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.planning.input_splits import InputSplit
@@ -46,6 +46,9 @@ PROCESS_MB = 1000
 # Memory of documents that are read ahead, per token: 4, and 1 for their rows of the index.
 BYTES_READ_AHEAD = 5
 
+# Memory of a task per token of the shard that it writes.
+BYTES_PER_TOKEN = 16
+
 # Shards that a process reads at once, at most.
 MAX_SHARDS_PER_READ = 64
 
@@ -65,14 +68,6 @@ class WriteShards(PartitionPhase):
     index = Artifact("idx")
     manifest = MergedArtifact(MANIFEST_FILE)
 
-    reads = (TokenizeDocuments.tokens, TokenizeDocuments.documents)
-    cost = TaskCost(
-        grows_with="tokens",
-        held_bytes=16,
-        # benchmarks/runs/driver_scale.py, 2,000 splits
-        open_s=0.0006,
-    )
-
     def __init__(self, plan: RunPlan) -> None:
         super().__init__(plan)
         # The shards that this process writes one after another.
@@ -81,30 +76,14 @@ class WriteShards(PartitionPhase):
         self._read_ahead: dict[int, list[SplitRows]] = {}
 
     @classmethod
-    def estimate_num_tasks(
-        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
-    ) -> int:
-        """Return the number of shards."""
-        del num_splits
-        return math.ceil(amounts["tokens"] / config.write_shards.shard_tokens)
-
-    @classmethod
     def count_tasks_per_read(cls, config: RunConfig) -> int:
         """Return the number of shards whose documents fit into the memory of a task, beside one that is written."""
         memory_mb = config.engine.get_memory_mb(cls.name)
         shard_tokens = config.write_shards.shard_tokens
         room_mb = min(0.75 * memory_mb, memory_mb - PROCESS_MB)
-        room_bytes = room_mb * 2**20 - cls.cost.held_bytes * shard_tokens
+        room_bytes = room_mb * 2**20 - BYTES_PER_TOKEN * shard_tokens
         num_ahead = int(room_bytes / (BYTES_READ_AHEAD * shard_tokens))
         return max(1, min(MAX_SHARDS_PER_READ, 1 + num_ahead))
-
-    @classmethod
-    def suggest_smaller_tasks(
-        cls, room_bytes: float, amount_per_split: float
-    ) -> str | None:
-        """Return the largest shard that fits."""
-        del amount_per_split
-        return f"set write_shards.shard_tokens to {int(room_bytes / cls.cost.held_bytes):,}"
 
     def task_ids(self) -> list[str]:
         """Return the names of the shards."""

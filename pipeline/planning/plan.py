@@ -17,7 +17,7 @@ from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
-from pipeline.phases.phase import Phase
+from pipeline.phases.phase import Phase, list_model_references
 from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.input_splits import InputSplit, list_input_splits
 from pipeline.planning.previous_runs import resolve_run_dir
@@ -45,8 +45,7 @@ def plan_splits(
     for phase in registry.PHASES:
         specs = phase.plan_stages(config)
         models = {
-            name: model_registry.digest(name)
-            for name in phase.list_model_references(config)
+            name: model_registry.digest(name) for name in list_model_references(specs)
         }
         phases[phase.name] = PhasePlan(
             phase.name,
@@ -116,7 +115,7 @@ def _make_fingerprint(
     section = getattr(config, phase.section)
     if section is not None:
         # In Python's types, not in JSON's: a set is refused then, not listed in an arbitrary order.
-        section = section.model_dump(mode="python", exclude=set(phase.unused_settings))
+        section = section.model_dump(mode="python")
     value: dict[str, Any] = {
         "phase": phase.name,
         "version": phase.version,

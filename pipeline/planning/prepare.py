@@ -12,6 +12,7 @@ from pipeline.config import RunConfig
 from pipeline.models import registry as model_registry
 from pipeline.models.demo.models import DEMO_NAMES
 from pipeline.phases import registry
+from pipeline.phases.phase import list_model_references
 from pipeline.planning.input_splits import locate_sample_crawl, make_sample_crawl
 from storage import open_store
 
@@ -34,11 +35,10 @@ def prepare(config: RunConfig) -> None:
 
 def list_references(config: RunConfig) -> list[str]:
     """Return the models and files that the stages load, each once, in the order of the stages."""
-    found: dict[str, None] = {}
-    for phase in registry.PHASES:
-        for spec in phase.plan_stages(config):
-            found |= dict.fromkeys(spec.stage.required_files(spec.settings))
-    return list(found)
+    phases = registry.PHASES
+    return list_model_references(
+        spec for phase in phases for spec in phase.plan_stages(config)
+    )
 
 
 def describe_demo_models(config: RunConfig) -> str | None:

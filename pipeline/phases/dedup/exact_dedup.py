@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import PartitionPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.hash_partitions import (
@@ -61,9 +61,6 @@ class ExactDedup(PartitionPhase):
 
     contents = Artifact("contents.arrow", CONTENTS)  # by range of hashes
     copies = MergedArtifact("exact_dedup.arrow", COPIES)  # one record batch per input split
-
-    reads = (Extract.hashes,)
-    cost = TaskCost(grows_with="documents", held_bytes=16)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
@@ -175,13 +172,6 @@ class ExactDedup(PartitionPhase):
             found.append(pairs[is_own])  # copies inside previous runs stay there
         pairs = np.concatenate(found)
         return self.doc_ids(pairs[:, 1]), self.doc_ids(pairs[:, 0])
-
-    def sum_records(self) -> Counters:
-        """Return the counters of the tasks and of the merge."""
-        if self.config.exact_dedup is None:
-            return Counters()
-        merged = self.folder.record(self.copies.name)["counters"]
-        return super().sum_records() + Counters.from_json(merged)
 
     def find_copies(self, split: InputSplit) -> pa.RecordBatch:
         """Return the documents of a split to drop, as COPIES; none where the phase is off."""

@@ -14,8 +14,7 @@ goes with the document to fuzzy_dedup (pipeline/runs/ngram_sets.py). The merge o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,13 +29,12 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.merge_forests import (
     CLUSTERS,
-    HELD_BYTES,
     LEFT_OUT,
     Components,
     Forest,
     write_clusters,
 )
-from pipeline.phases.phase import PartitionPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase
 from pipeline.planning.previous_runs import (
     PreviousSplit,
     find_other_version,
@@ -124,16 +122,6 @@ class FuzzyClusters(PartitionPhase):
     # a batch per task of fuzzy_dedup
     clusters = MergedArtifact("clusters.arrow", CLUSTERS)
 
-    reads = (Annotate.bands, Annotate.ngrams)
-    cost = TaskCost(
-        grows_with="band_hashes",
-        held_bytes=BYTES_PER_BAND_HASH,
-        # benchmarks/runs/driver_scale.py, 2,000 splits
-        open_s=0.0006,
-        is_hash_partitioned=True,
-        driver_bytes=HELD_BYTES,
-    )
-
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
         """Return annotate, for its band hashes and n-grams, and fuzzy_dedup, for the documents it dropped."""
@@ -156,17 +144,6 @@ class FuzzyClusters(PartitionPhase):
         yield from find_unfinished(run, "fuzzy_dedup")
         yield from find_other_version(run, Annotate.name, MinHash)
         yield from _compare_minhash(ours, theirs, config.fuzzy_dedup.rule is not None)
-
-    @classmethod
-    def estimate_num_tasks(
-        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
-    ) -> int:
-        """Return the number of partitions."""
-        del num_splits
-        if config.fuzzy_dedup is None:
-            return 0
-        num_hashes = math.ceil(amounts["band_hashes"])
-        return count_partitions(num_hashes, BYTES_PER_BAND_HASH, config.engine.memory_mb)
 
     def task_ids(self) -> list[str]:
         """Return the names of the partitions; none where the phase is off."""
@@ -348,13 +325,6 @@ class FuzzyClusters(PartitionPhase):
     def read_clusters(self, index: int) -> pa.RecordBatch:
         """Return the clusters of one task of fuzzy_dedup, as CLUSTERS."""
         return read_batch(self.folder.open(self.clusters.file_name), index)
-
-    def sum_records(self) -> Counters:
-        """Return the counters of the tasks and of the merge."""
-        if self.config.fuzzy_dedup is None:
-            return Counters()
-        merged = self.folder.record(self.clusters.name)["counters"]
-        return super().sum_records() + Counters.from_json(merged)
 
 
 def _find_representatives(

@@ -12,8 +12,7 @@ that previous runs kept are preferred to all others. Thresholds on scores do not
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -21,17 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.fuzzy_clusters import (
-    MAX_MEMBERS_PER_TASK,
     FuzzyClusters,
     Rule,
     open_ngrams,
     read_batch,
 )
-from pipeline.phases.phase import PartitionPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase
 from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.hash_partitions import name_partitions
 from pipeline.runs.ngram_sets import count_ngrams
@@ -62,25 +59,6 @@ class FuzzyDedup(PartitionPhase):
     dropped = Artifact("dropped.arrow", DROPPED)
     # a batch per split
     near_duplicates = MergedArtifact("near_duplicates.arrow", NEAR_DUPLICATES)
-
-    reads = (Annotate.ngrams,)  # of clusters of three and more documents: an upper bound
-    amounts = {"clustered": "clustered"}
-    cost = TaskCost(
-        grows_with="clustered",
-        held_bytes=100,
-        # per document to drop: its id, its representative, and its place when they are sorted
-        driver_bytes=24,
-    )
-
-    @classmethod
-    def estimate_num_tasks(
-        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
-    ) -> int:
-        """Return the number of batches of clusters."""
-        del num_splits
-        if config.fuzzy_dedup is None:
-            return 0
-        return max(1, math.ceil(amounts["clustered"] / MAX_MEMBERS_PER_TASK))
 
     def task_ids(self) -> list[str]:
         """Return a name per batch of clusters; none where the phase is off."""
@@ -207,13 +185,6 @@ class FuzzyDedup(PartitionPhase):
             # A copy, because the column refers to the whole batch.
             found.append(batch[column].to_numpy().copy())
         return np.concatenate(found)
-
-    def sum_records(self) -> Counters:
-        """Return the counters of the tasks and of the merge."""
-        if self.config.fuzzy_dedup is None:
-            return Counters()
-        merged = self.folder.record(self.near_duplicates.name)["counters"]
-        return super().sum_records() + Counters.from_json(merged)
 
     def find_near_duplicates(self, split: InputSplit) -> pa.RecordBatch:
         """Return the documents of a split to drop, as NEAR_DUPLICATES; none where the phase is off."""

@@ -13,8 +13,7 @@ come before all of this run, in each of its groups. Paragraphs of exact copies o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -27,11 +26,10 @@ from pipeline.config import RunConfig
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.extract import DISTINCT_HASHES, Extract
-from pipeline.phases.phase import PartitionPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.hash_partitions import (
-    MAX_PARTITIONS,
     FileSlice,
     Partition,
     count_partitions,
@@ -65,15 +63,6 @@ class ParagraphDedup(PartitionPhase):
 
     repeated = Artifact("repeated.arrow", REPEATED)  # one batch per split of the group
 
-    reads = (Extract.distinct_hashes,)
-    cost = TaskCost(
-        grows_with="distinct_paragraphs",
-        held_bytes=BYTES_PER_HASH,
-        # benchmarks/runs/driver_scale.py, 2,000 splits
-        open_s=0.0006,
-        is_hash_partitioned=True,
-    )
-
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
         """Return extract: its paragraphs there are compared too."""
@@ -85,34 +74,6 @@ class ParagraphDedup(PartitionPhase):
         if config.paragraph_dedup.keep != "keep_all":
             yield from find_unfinished(run, Extract.name)
             yield from find_other_version(run, Extract.name, ParagraphHashes)
-
-    @classmethod
-    def estimate_num_tasks(
-        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
-    ) -> int:
-        """Return groups times partitions."""
-        if config.paragraph_dedup.keep == "keep_all":
-            return 0
-        group_splits = cls.count_splits_per_task(config, num_splits)
-        largest = math.ceil(amounts["distinct_paragraphs"] * group_splits / num_splits)
-        num_partitions = count_partitions(largest, BYTES_PER_HASH, config.engine.memory_mb)
-        return math.ceil(num_splits / group_splits) * num_partitions
-
-    @classmethod
-    def count_splits_per_task(cls, config: RunConfig, num_splits: int) -> int:
-        """Return the splits of a group."""
-        return min(num_splits, config.paragraph_dedup.group_splits or num_splits)
-
-    @classmethod
-    def suggest_smaller_tasks(
-        cls, room_bytes: float, amount_per_split: float
-    ) -> str | None:
-        """Return the largest group that fits."""
-        group_splits = room_bytes * MAX_PARTITIONS / BYTES_PER_HASH / amount_per_split
-        return (
-            f"set paragraph_dedup.group_splits to {int(group_splits):,} "
-            f"(CCNet compares 3 % of a dump at a time)"
-        )
 
     def task_ids(self) -> list[str]:
         """Return the names of all partitions of all groups; none if duplicate paragraphs are kept."""

@@ -13,8 +13,7 @@ tokens. They, and Penedo et al. 2023 (RefinedWeb, section 3.3), remove spans of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import PartitionPhase, TaskCost
+from pipeline.phases.phase import PartitionPhase
 from pipeline.planning.input_splits import InputSplit
 from pipeline.planning.previous_runs import find_unfinished
 from pipeline.runs.hash_partitions import (
@@ -79,9 +78,6 @@ class SubstringHashes(PartitionPhase):
     depends_on_all_splits = False
 
     windows = Artifact("windows.arrow", WINDOWS)  # by range of hashes
-
-    reads = (Extract.documents,)
-    cost = TaskCost(grows_with="text")
 
     def task_ids(self) -> list[str]:
         """Return the keys of the splits; none where the phase is off."""
@@ -153,15 +149,6 @@ class SubstringDedup(PartitionPhase):
 
     repeated = Artifact("repeated.arrow", REPEATED)  # one batch per split
 
-    reads = (SubstringHashes.windows,)
-    cost = TaskCost(
-        grows_with="text",
-        held_bytes=BYTES_PER_WINDOW // BYTES_PER_WORD,
-        # as paragraph_dedup
-        open_s=0.0006,
-        is_hash_partitioned=True,
-    )
-
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
         """Return substring_hashes: the windows there are compared too."""
@@ -181,17 +168,6 @@ class SubstringDedup(PartitionPhase):
             )
         else:
             yield from find_unfinished(run, SubstringHashes.name)
-
-    @classmethod
-    def estimate_num_tasks(
-        cls, config: RunConfig, num_splits: int, amounts: Mapping[str, float]
-    ) -> int:
-        """Return the number of partitions."""
-        del num_splits
-        if config.substring_dedup is None:
-            return 0
-        num_windows = math.ceil(amounts["text"] / BYTES_PER_WORD)
-        return count_partitions(num_windows, BYTES_PER_WINDOW, config.engine.memory_mb)
 
     def task_ids(self) -> list[str]:
         """Return the names of all partitions; none where the phase is off."""

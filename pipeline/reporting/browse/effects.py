@@ -117,9 +117,8 @@ class Effects:
         decisions[np.searchsorted(scored_ids, dropped.column("doc_id").to_numpy())] = (
             reasons
         )
-        filters = [spec.opened() for spec in phase.stage_specs()]
         found = [name or "" for name in names.values]
-        return Effect(phase, filters, self.documents, decisions, found)
+        return Effect(phase, phase.open_filters(), self.documents, decisions, found)
 
 
 def compare_effects(index: Index, before: Effect, after: Effect) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pipeline.config import RunConfig
 from pipeline.models.registry import REGISTRY
 from pipeline.phases import registry
+from pipeline.phases.phase import list_model_references
 from pipeline.reporting.kept_documents import KeptDocuments
 from terminal_output import format_count
 
@@ -66,7 +67,9 @@ def list_models(config: RunConfig) -> list[Model]:
     references: dict[str, None] = {}
     for phase in registry.PHASES:
         if phase.is_enabled(config):
-            references.update(dict.fromkeys(phase.list_model_references(config)))
+            references.update(
+                dict.fromkeys(list_model_references(phase.plan_stages(config)))
+            )
     models: list[Model] = []
     for reference in references:
         asset = REGISTRY.get(reference)

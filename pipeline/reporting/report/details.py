@@ -147,8 +147,7 @@ def _list_histograms(index: Index, limited: frozenset[str]) -> list[Mapping[str,
 def read_decided(index: Index) -> StoredDecisions:
     """Return the decisions of the run on the scored documents, and the filters of select."""
     is_kept = index.is_named("decision", KEPT)[: index.num_scored]
-    specs = Select(load_plan(index.run)).stage_specs()
-    return StoredDecisions([spec.opened() for spec in specs], is_kept)
+    return StoredDecisions(Select(load_plan(index.run)).open_filters(), is_kept)
 
 
 def _draw_samples(index: Index) -> dict[str, Sequence[Mapping[str, Any]]]:

@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.models.registry import REGISTRY
 from pipeline.phases import registry
+from pipeline.phases.phase import list_model_references
 from pipeline.runs.run_folder import RunFolder
 
 LIBRARIES = ("corpusmill", "pyarrow", "numpy", "ray")
@@ -92,7 +93,7 @@ def _list_models(run: RunFolder) -> Iterator[Model]:
     phases: dict[str, list[str]] = {}
     for phase in registry.PHASES:
         if phase.is_enabled(run.config):
-            for name in dict.fromkeys(phase.list_model_references(run.config)):
+            for name in list_model_references(phase.plan_stages(run.config)):
                 phases.setdefault(name, []).append(phase.name)
     for name, used_by in sorted(phases.items()):
         asset = REGISTRY.get(name)

@@ -73,8 +73,6 @@ def test_changed_limits_of_a_classifier_rerun_select_only(
         for limits in ({"hq": {"min": 0.4}}, {"hq": {"max": 0.4}})
     )
     assert [name for name in before if before[name] != after[name]] == [
-        "percentiles",  # off, in the section select
-        "mix_percentiles",  # off
         "select",
         "tokenize",
         "write_shards",

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from config_files.reader import read
 from pipeline.capacity.calibration import read_calibration
+from pipeline.capacity.costs import AMOUNTS, COSTS, PhaseCost, find_cost
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
@@ -24,7 +25,7 @@ from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
-from pipeline.phases.phase import SplitPhase, TaskCost
+from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
 from pipeline.planning.plan import make_plan
 from pipeline.planning.run_plan import RunPlan
@@ -79,9 +80,6 @@ class ShoutTitles(SplitPhase):
 
     titles = Artifact("titles.parquet", SHOUTED)
     decisions = Artifact("decisions.parquet", DECISIONS)
-    reads = (Annotate.documents, Select.decisions)
-    amounts: ClassVar[Mapping[str, str]] = {"titles": "documents_kept"}
-    cost = TaskCost(grows_with="titles", held_bytes=8)
 
     def read(self, task_id: str, writer: SplitWriter) -> Generator[pa.Table]:
         del writer
@@ -141,6 +139,8 @@ def shouting(small: Small, monkeypatch: pytest.MonkeyPatch) -> Small:
     phases.insert(before_tokenize, ShoutTitles)
     monkeypatch.setattr(registry, "PHASES", tuple(phases))
     monkeypatch.setattr(run_folder, "RunConfig", ConfigWithShout)  # reads run.json
+    reads = (Annotate.documents, Select.decisions)
+    monkeypatch.setitem(COSTS, ShoutTitles.name, PhaseCost("kept", reads=reads))
     return Small(small.folder, {**small.tree, "shout_titles": {"shout": {"mark": "?"}}})
 
 
@@ -242,13 +242,14 @@ def test_every_phase_is_declared_completely() -> None:
     """
     names = registry.list_phase_names()
     assert len(set(names)) == len(names)
-    amounts = {amount for phase in registry.PHASES for amount in phase.amounts}
+    assert set(COSTS) == set(names)
     for phase in registry.PHASES:
         parents = {parent.name for parent in phase.parents}
-        assert {artifact.phase for artifact in phase.reads} <= parents
-        used = {phase.cost.grows_with, phase.cost.held_amount, *phase.cost.steps.values()}
-        used |= {phase.cost.artifact_amount(artifact) for artifact in phase.artifacts()}
-        assert used <= amounts
+        cost = find_cost(phase)
+        assert {artifact.phase for artifact in cost.reads} <= parents
+        used = {cost.grows_with, cost.held_amount, *cost.steps.values()}
+        used |= {cost.artifact_amount(artifact) for artifact in phase.artifacts()}
+        assert used <= AMOUNTS.keys()
         assert phase.section in RunConfig.model_fields
         suffixes = [artifact.suffix for artifact in phase.artifacts()]
         assert len(set(suffixes)) == len(suffixes)

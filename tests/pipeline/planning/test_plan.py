@@ -62,7 +62,7 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
     [
         (
             "select.language.min_score=0.65",
-            {"percentiles", "mix_percentiles", "select", "tokenize", "write_shards"},
+            {"select", "tokenize", "write_shards"},
         ),
         (
             "select.mix={by: num_chars}",

@@ -21,7 +21,7 @@ from pipeline.execution.task_groups import divide_tasks
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import PartitionPhase, Phase, TaskCost
+from pipeline.phases.phase import PartitionPhase, Phase
 from storage.local import read_umask
 from tests.pipeline.conftest import Small
 
@@ -204,7 +204,6 @@ class Noted(PartitionPhase):
 
     name = "extract"
     version = 0
-    cost = TaskCost(grows_with="documents")
 
     def task_ids(self) -> list[str]:
         """Return three ids."""
