@@ -172,7 +172,8 @@ def test_the_time_until_an_error_is_limited(odd_server: FileServer, fault: str) 
     starts = [start for _, start, _ in odd_server.ranges]
     received = 4900 if fault in ("short answer", "withheld") else 0
     assert starts == [0] + [received] * (len(starts) - 1)
-    assert 2 <= len(starts) <= 20
+    # Beside other work, the first request may take all of the time.
+    assert 1 <= len(starts) <= 20
 
 
 def test_a_server_that_stays_away_is_given_up(
