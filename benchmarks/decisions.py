@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.config import RunConfig
-from pipeline.planning.input_splits import locate_sample_crawl
+from pipeline.inputs.input_splits import locate_sample_crawl
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import split_ngrams
 

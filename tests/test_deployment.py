@@ -18,9 +18,9 @@ import typer
 import yaml
 from ray._private.runtime_env.packaging import create_package
 
+from pipeline.capacity.resources import find_unmet, list_requests
 from pipeline.cli import app
 from pipeline.config import load
-from pipeline.execution.resources import find_unmet, list_requests
 from tests.conftest import REPOSITORY
 
 KUBERAY = REPOSITORY / "configs" / "kuberay"

@@ -34,10 +34,10 @@ from pipeline.execution.engine import run
 from pipeline.models import registry as model_registry
 from pipeline.models.corpus import is_held_out
 from pipeline.models.demo import texts as demo_texts
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.phases.tokenize import compute_order_keys, describe_tokenizer
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
-from pipeline.planning.stage_spec import StageSpec
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, index_file, shard_file
 from stages.transform.tokenize import Tokenize

@@ -38,10 +38,10 @@ from benchmarks.frame import finish, make_parser
 from pipeline.capacity.calibration import read_calibration
 from pipeline.capacity.estimate import ENOUGH_MEMORY_GB, estimate
 from pipeline.capacity.model import Cluster
+from pipeline.capacity.task_groups import MAX_GROUP_TASKS, cut, divide
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
 from pipeline.execution.on_ray.engine import RayEngine
-from pipeline.execution.task_groups import MAX_GROUP_TASKS, cut, divide
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
@@ -51,11 +51,11 @@ from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.write_shards import WriteShards
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
 from pipeline.planning.recorded_plan import record_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting import report
 from pipeline.runs.done_records import dump_record
 from pipeline.runs.event_log import open_log
@@ -218,7 +218,7 @@ def run_seeds(run_dir: Path, num_seeds: int) -> RunPlan:
 
 def create_cache(cache: Path, num_splits: int) -> Path:
     """Create a cache folder with the models of the current cache and the file list of a snapshot of that size."""
-    from pipeline.planning.input_splits import locate_crawl_list
+    from pipeline.inputs.input_splits import locate_crawl_list
 
     cache.mkdir(parents=True)
     (cache / "assets").symlink_to(model_registry.cache_folder() / "assets")

@@ -39,8 +39,8 @@ from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.models.demo.texts import summaries
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.sample_crawl.generator import generate
 from stages.dedup.minhash import (
     SEED,

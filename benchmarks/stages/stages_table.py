@@ -51,9 +51,9 @@ from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.phase import PartitionPhase, Phase
+from pipeline.phases.run_plan import RunPlan
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
-from pipeline.planning.stage_spec import StageSpec
 from stages.dedup.duplicate_lines import find_duplicates
 from stages.dedup.minhash import signatures
 from stages.dedup.paragraph_hashes import hash_paragraph, hash_paragraphs

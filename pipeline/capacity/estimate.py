@@ -23,7 +23,7 @@ from pipeline.capacity.calibration import Calibration, read_shipped
 from pipeline.capacity.estimate_warnings import find_warnings
 from pipeline.capacity.model import Cluster, CostModel, RunEstimate
 from pipeline.config import RunConfig
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 
 # Memory of the machine that estimates assume: it must not limit the number of tasks at a
 # time.

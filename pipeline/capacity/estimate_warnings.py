@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pipeline.capacity.costs import find_cost, suggest_smaller_tasks
 from pipeline.capacity.fit import opens_all_splits
 from pipeline.capacity.model import CostModel, PhaseEstimate, RunEstimate
+from pipeline.inputs.input_splits import MAX_SPLITS
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.planning.input_splits import MAX_SPLITS
 from pipeline.runs.hash_partitions import MAX_PARTITIONS
 from terminal_output import format_count
 

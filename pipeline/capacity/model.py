@@ -16,13 +16,13 @@ from pipeline.capacity.costs import (
     find_cost,
 )
 from pipeline.capacity.fit import OPEN_PIECE_S, find_read_factor, opens_all_splits
+from pipeline.capacity.resources import make_request
+from pipeline.capacity.task_groups import count_group_tasks, count_groups
 from pipeline.config import RunConfig
-from pipeline.execution.resources import make_request
-from pipeline.execution.task_groups import count_group_tasks, count_groups
+from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
-from pipeline.planning.input_splits import WET_BYTES, get_files_per_split
 from pipeline.runs.hash_partitions import count_chunks
 
 # Amounts of one WET file of a snapshot, in bytes and items.

@@ -149,6 +149,21 @@ class AnnotateConfig(Settings):
         default=None, description="Signatures for fuzzy_dedup; null: no signatures."
     )
 
+    def list_signals(self) -> list[str]:
+        """Return the stored columns that a quality score can be made of."""
+        from stages.kernels.quality import columns  # importing a config stays light
+
+        names = ["num_chars", "num_lines", "language_score"]
+        if self.perplexity is not None:
+            names.append("perplexity")
+        if self.classifiers is not None:
+            names += [f"classifier_{name}" for name in self.classifiers.by_name]
+        if self.quality is not None:
+            names += columns.SIGNALS
+            names += ["rps_doc_stop_word_fraction"] if self.quality.stop_words else []
+            names += ["rps_doc_ldnoobw_words"] if self.quality.bad_words else []
+        return names
+
 
 class FuzzyDedupConfig(Settings):
     """Drop near-duplicates, which `annotate.minhash` finds; choose representatives.

@@ -192,7 +192,7 @@ class RunConfig(Settings):
     def _score_has_signals(self) -> Self:
         if self.select.score is None:
             return self
-        stored = list_signals(self.annotate)
+        stored = self.annotate.list_signals()
         for name in self.select.score.signals or {}:
             if name not in stored:
                 raise ValueError(
@@ -211,7 +211,7 @@ class RunConfig(Settings):
         mix = self.select.mix
         if mix is None:
             return self
-        stored = list_signals(self.annotate)
+        stored = self.annotate.list_signals()
         if self.select.score is not None:
             stored.append("quality_score")
         elif mix.by == "quality_score":
@@ -265,24 +265,8 @@ class RunConfig(Settings):
             return {}
         if self.select.score.signals is not None:
             return self.select.score.signals
-        stored = list_signals(self.annotate)
+        stored = self.annotate.list_signals()
         return {name: weight for name, weight in DEFAULT_WEIGHTS.items() if name in stored}
-
-
-def list_signals(annotate: AnnotateConfig) -> list[str]:
-    """Return the stored columns that a quality score can be made of."""
-    from stages.kernels.quality import columns  # importing a config stays light
-
-    names = ["num_chars", "num_lines", "language_score"]
-    if annotate.perplexity is not None:
-        names.append("perplexity")
-    if annotate.classifiers is not None:
-        names += [f"classifier_{name}" for name in annotate.classifiers.by_name]
-    if annotate.quality is not None:
-        names += columns.SIGNALS
-        names += ["rps_doc_stop_word_fraction"] if annotate.quality.stop_words else []
-        names += ["rps_doc_ldnoobw_words"] if annotate.quality.bad_words else []
-    return names
 
 
 def _suggest(name: str, known: Collection[str]) -> str:

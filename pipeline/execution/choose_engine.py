@@ -13,7 +13,7 @@ from pipeline.execution.inline import Engine, InlineEngine
 from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from pipeline.execution.repair import Repairs
 from pipeline.execution.task import OnDocuments, TaskResult, format_error
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.recorded_plan import record_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.retraction import apply_requests
 from pipeline.runs.event_log import open_log
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold, identify_machine

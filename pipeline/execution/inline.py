@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from pipeline.capacity.task_groups import cut, divide_tasks
 from pipeline.config import EngineConfig
 from pipeline.execution.task import OnDocuments, TaskResult, run_task
-from pipeline.execution.task_groups import cut, divide_tasks
 from pipeline.execution.task_stats import worker_name
 from pipeline.phases.phase import Phase
 

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.errors import RunAborted
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 from pipeline.runs import damaged_outputs
 from pipeline.runs.phase_folder import PhaseFolder, get_task_id
 from pipeline.runs.run_folder import RunFolder

@@ -15,7 +15,7 @@ from pipeline.errors import TaskFailed
 from pipeline.execution.document_timeout import DocumentTimeout
 from pipeline.execution.task_stats import StepTimer, peak_mb, reset_peak_memory, worker_name
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import DROPPED, Counters, DocumentCountError, Outcome, Stage
 from terminal_output import format_count

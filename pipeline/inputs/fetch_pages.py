@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.config import PageQuery
+from pipeline.inputs.input_files import InputFile
 from pipeline.inputs.page_index import read_pages
 from pipeline.inputs.polite_reader import PoliteReader
-from pipeline.planning.input_files import InputFile
 from stages.warc.read_report import Quarantined, ReadReport
 from stages.warc.reader import WarcReader
 from storage import StorageSettings

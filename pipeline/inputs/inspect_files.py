@@ -20,8 +20,8 @@ from pathlib import Path
 from config_files.reader import ConfigError
 from pipeline.inputs.file_types import CRAWL_FILES, TEXT_FILES, FileType
 from pipeline.inputs.find_columns import find_columns
+from pipeline.inputs.input_files import find_remote, is_address, walk_files
 from pipeline.inputs.recognize import CONTENTS, Kind, Recognized, recognize
-from pipeline.planning.input_files import find_remote, is_address, walk_files
 from stages.settings.warc import TextColumns
 from storage import StorageSettings, open_store
 from storage.settings import DEFAULT_SETTINGS

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, PageQuery
+from pipeline.inputs.input_files import FilePart, InputFile
 from pipeline.inputs.polite_reader import PoliteReader
-from pipeline.planning.input_files import FilePart, InputFile
 from stages.settings.languages import ISO_639_3
 from storage import StorageError, StorageSettings
 from storage.errors import DamagedFile

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from pipeline.config import RunConfig
 from pipeline.inputs.fetch_pages import fetch_pages
-from pipeline.inputs.polite_reader import PoliteReader, count_readers
-from pipeline.planning.input_files import (
+from pipeline.inputs.input_files import (
     InputFile,
     check_digest,
     check_unchanged,
     local_copy,
 )
+from pipeline.inputs.polite_reader import PoliteReader, count_readers
 from stages.text_records.reader import TextReader
 from stages.warc.read_report import ReadReport
 from stages.warc.reader import PageTimeout, WarcReader

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from config_files.reader import ConfigError
 from pipeline.config import TextInput
 from pipeline.inputs.file_types import TEXT_FILES
-from pipeline.planning.input_files import FilePart, InputFile, find_files
+from pipeline.inputs.input_files import FilePart, InputFile, find_files
 from stages.settings.warc import TextColumns
 from stages.text_records.parquet import MAGIC, list_columns, open_parquet
 from storage.settings import StorageSettings

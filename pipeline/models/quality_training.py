@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.config.run import list_signals
 from pipeline.models.classifier_training import compute_average_precision, compute_roc_auc
 from pipeline.models.corpus import MIN_HELD_OUT_DOCS, TextUnreadable
 from pipeline.models.kenlm_build import TrainingFailed
@@ -130,7 +129,7 @@ def _list_stored_signals(run: RunFolder) -> list[str]:
     folder, first = run.folder(Annotate.name), run.splits[0]
     with folder.open(Annotate.documents.file_name(first.key)) as file:
         stored = pq.read_schema(file).names
-    return sorted(set(list_signals(run.config.annotate)) & set(stored))
+    return sorted(set(run.config.annotate.list_signals()) & set(stored))
 
 
 def _read_documents(run: RunFolder, names: Sequence[str]) -> Iterator[pa.Table]:

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import get_files_per_split, make_sample_crawl
 from pipeline.inputs.read_file import read_file
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.phase import SplitPhase
-from pipeline.planning.input_splits import get_files_per_split, make_sample_crawl
 from pipeline.runs.hash_partitions import find_bounds, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter

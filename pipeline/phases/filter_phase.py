@@ -13,7 +13,7 @@ from pipeline.errors import TaskFailed
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import SplitPhase
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups
 from stages.contract import Stage
 from stages.counters import Counters

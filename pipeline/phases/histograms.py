@@ -22,7 +22,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.filter_phase import FILTERS, FilterPhase
 from pipeline.phases.phase import plan_stages
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter, read_row_groups
 from stages.histograms import Histogram

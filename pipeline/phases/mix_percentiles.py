@@ -23,7 +23,7 @@ from pipeline.phases.histograms import (
     SignalPercentiles,
 )
 from pipeline.phases.phase import plan_stages
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter, read_row_groups
 from stages.histograms import name_languages

@@ -26,10 +26,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact, MergedArtifact
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.run_plan import RunPlan
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.run_plan import RunPlan
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.damaged_outputs import list_reported
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder

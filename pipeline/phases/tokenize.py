@@ -21,7 +21,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.hash_partitions import count_buckets, join_batches, write_buckets
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups, read_table

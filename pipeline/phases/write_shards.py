@@ -18,13 +18,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.mix_percentiles import describe_mix
 from pipeline.phases.phase import PartitionPhase
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.damaged_outputs import check_output
 from pipeline.runs.hash_partitions import read_keys
 from pipeline.runs.verified_file import Damage

@@ -15,14 +15,14 @@ from typing import Any
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import InputSplit, list_input_splits
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase, list_model_references
+from pipeline.phases.previous_runs import resolve_run_dir
+from pipeline.phases.run_plan import PhasePlan, RunPlan
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.planning.fingerprints import fingerprint
-from pipeline.planning.input_splits import InputSplit, list_input_splits
-from pipeline.planning.previous_runs import resolve_run_dir
-from pipeline.planning.run_plan import PhasePlan, RunPlan
-from pipeline.planning.stage_spec import StageSpec
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 

@@ -13,8 +13,8 @@ from pipeline.capacity.estimate import estimate_here
 from pipeline.config.load import find_unknown_languages
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.planning.run_plan import RunPlan
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.run_plan import RunPlan
+from pipeline.phases.stage_spec import StageSpec
 
 
 def check_models(plan: RunPlan, *, keeps_open: bool = False) -> None:

@@ -9,11 +9,11 @@ Afterwards the run needs no network, except for remote input and a run folder in
 from __future__ import annotations
 
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import locate_sample_crawl, make_sample_crawl
 from pipeline.models import registry as model_registry
 from pipeline.models.demo.models import DEMO_NAMES
 from pipeline.phases import registry
 from pipeline.phases.phase import list_model_references
-from pipeline.planning.input_splits import locate_sample_crawl, make_sample_crawl
 from storage import open_store
 
 

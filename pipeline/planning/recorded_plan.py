@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.registry import find_phase
-from pipeline.planning.input_splits import InputSplit
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import plan_splits
-from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder, number_splits
 
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.phases.tokenize import TokenizeDocuments
-from pipeline.planning.stage_spec import StageSpec
 from pipeline.retraction.retracted import read_retracted
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from pipeline.runs.split_output import DECISIONS, read_row_groups, read_table

@@ -9,8 +9,8 @@ from pipeline.config import RunConfig
 from pipeline.phases import registry
 from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import Phase
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
-from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.tables import make_table
 from stages.filters.language import HIGHEST_MIN_SCORE, LOWEST_MIN_SCORE
 from stages.filters.quality.rules import RULES, describe_exemptions

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pipeline.execution.engine import Event, PhaseFinished, PhaseStarted, TaskFinished
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 from stages.counters import Counters
 from terminal_output import escape
 

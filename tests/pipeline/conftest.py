@@ -12,8 +12,8 @@ import yaml
 
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import Event, run
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
 from tests.stages.examples import tiny_lid
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.config import RunConfig
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from stages.contract import DOCUMENT, DROPPED, Outcome, Stage, drop_where, with_columns
 from stages.counters import Counters
 from stages.filters.language import Language, LanguageSettings

@@ -18,6 +18,14 @@ from functools import partial
 from typing import Any
 
 from pipeline.capacity.estimate import estimate_task_seconds
+from pipeline.capacity.resources import (
+    Amounts,
+    count_slots,
+    find_unmet,
+    list_requests,
+    make_request,
+)
+from pipeline.capacity.task_groups import divide_tasks
 from pipeline.config import EngineConfig, RunConfig
 from pipeline.errors import EngineLost, RunAborted
 from pipeline.execution import watchdog
@@ -31,15 +39,7 @@ from pipeline.execution.on_ray.failures import (
     name_processes,
 )
 from pipeline.execution.on_ray.task_reports import TaskReports
-from pipeline.execution.resources import (
-    Amounts,
-    count_slots,
-    find_unmet,
-    list_requests,
-    make_request,
-)
 from pipeline.execution.task import TaskResult
-from pipeline.execution.task_groups import divide_tasks
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.processes import Process
 from storage.local import private_umask, read_umask

@@ -35,7 +35,7 @@ from pipeline.phases.dedup.merge_forests import (
     write_clusters,
 )
 from pipeline.phases.phase import PartitionPhase
-from pipeline.planning.previous_runs import (
+from pipeline.phases.previous_runs import (
     PreviousSplit,
     find_other_version,
     find_unfinished,

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.fuzzy_clusters import (
@@ -29,7 +30,6 @@ from pipeline.phases.dedup.fuzzy_clusters import (
     read_batch,
 )
 from pipeline.phases.phase import PartitionPhase
-from pipeline.planning.input_splits import InputSplit
 from pipeline.runs.hash_partitions import name_partitions
 from pipeline.runs.ngram_sets import count_ngrams
 from stages.contract import Counters

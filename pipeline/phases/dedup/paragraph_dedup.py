@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.extract import DISTINCT_HASHES, Extract
 from pipeline.phases.phase import PartitionPhase
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.previous_runs import find_other_version, find_unfinished
+from pipeline.phases.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.hash_partitions import (
     FileSlice,
     Partition,

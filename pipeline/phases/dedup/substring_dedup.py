@@ -22,11 +22,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
+from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.previous_runs import find_unfinished
+from pipeline.phases.previous_runs import find_unfinished
 from pipeline.runs.hash_partitions import (
     FileSlice,
     Partition,

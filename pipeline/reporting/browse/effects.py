@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from config_files.reader import ConfigError
 from pipeline.errors import TaskFailed
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import compute_order_keys
 from pipeline.planning.recorded_plan import load_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.browse.index import Index, Names, decode_languages, take_rows
 from pipeline.reporting.browse.search import UNKNOWN, describe_rows
 from pipeline.reporting.browse.texts import read_excerpts

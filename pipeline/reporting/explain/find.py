@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
+from pipeline.phases.previous_runs import find_owner
 from pipeline.phases.select import Select
-from pipeline.planning.previous_runs import find_owner
 from pipeline.reporting.explain.trace import OtherDocument, Row, ShardLocation
 from pipeline.retraction.records import find_recorded_ids
 from pipeline.retraction.retracted import read_retracted

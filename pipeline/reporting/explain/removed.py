@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
-from pipeline.planning.previous_runs import list_previous_splits
+from pipeline.phases.previous_runs import list_previous_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import RemovedParagraphs, Row

@@ -13,8 +13,8 @@ from pipeline.phases.annotate import COPY_BY, Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.filter_phase import REPRESENTATIVE
 from pipeline.phases.select import Select
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.planning.recorded_plan import load_plan
-from pipeline.planning.stage_spec import StageSpec
 from pipeline.reporting.explain.find import read_rows
 from pipeline.reporting.explain.trace import RuleCheck, RuleReport
 from pipeline.runs.run_folder import RunFolder

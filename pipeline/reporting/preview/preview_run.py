@@ -23,10 +23,10 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.filter_phase import FilterPhase
 from pipeline.phases.histograms import HistogramPhase
 from pipeline.phases.phase import SplitPhase
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.reporting.preview.comparison import Comparison, Preview, compare_cuts
 from pipeline.runs.phase_folder import PhaseFolder

@@ -19,9 +19,9 @@ from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.histograms import HistogramPhase, Percentiles, SignalPercentiles
 from pipeline.phases.mix_percentiles import MixPercentiles
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
-from pipeline.planning.run_plan import RunPlan
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from stages.contract import DROPPED
 from stages.counters import Counters
 from stages.mixing.mix import Mix

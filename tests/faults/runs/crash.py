@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.execution.engine import run
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from tests.faults.attack import Attack, find_nothing
 from tests.faults.runs.kill_points import (
     PHASE_MOMENTS,

@@ -11,8 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.runs import run_lock
 from tests.faults.attack import Attack, find_nothing
 from tests.faults.runs.crash import KILLED, make_point, resume, run_killed

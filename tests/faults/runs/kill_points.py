@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 from pipeline.runs.phase_folder import RUN_FILE
 from storage import Store
 from storage.local import LocalStore

@@ -23,8 +23,8 @@ import yaml
 from pipeline.config import RunConfig
 from pipeline.execution.engine import run
 from pipeline.phases import registry
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
 from tests.conftest import REPOSITORY, write_tiny_tokenizer
 from tests.faults.attack import get_shared_folder

@@ -23,9 +23,9 @@ from pipeline.capacity.calibration import (
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
+from pipeline.capacity.task_groups import MAX_GROUP_TASKS
 from pipeline.cli import app
 from pipeline.config import InputConfig, RunConfig, load
-from pipeline.execution.task_groups import MAX_GROUP_TASKS
 from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH
 from pipeline.runs.event_log import open_log

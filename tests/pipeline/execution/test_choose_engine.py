@@ -11,10 +11,10 @@ from pipeline.execution.choose_engine import choose_kind, estimate_seconds_left,
 from pipeline.execution.engine import run
 from pipeline.execution.inline import InlineEngine
 from pipeline.execution.on_ray.engine import RayEngine
-from pipeline.planning.input_files import InputFile
-from pipeline.planning.input_splits import InputSplit
+from pipeline.inputs.input_files import InputFile
+from pipeline.inputs.input_splits import InputSplit
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import plan_splits
-from pipeline.planning.run_plan import RunPlan
 from tests.pipeline.conftest import Small
 
 MB = 2**20

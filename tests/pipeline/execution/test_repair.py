@@ -14,7 +14,7 @@ from pipeline.execution.engine import Event, OutputDamaged, TaskFinished, run
 from pipeline.execution.inline import InlineEngine
 from pipeline.execution.task import TaskResult
 from pipeline.phases.phase import Phase
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 from pipeline.runs.done_records import dump_record
 from pipeline.runs.phase_folder import DAMAGED, read_digests
 from tests.pipeline.conftest import Small

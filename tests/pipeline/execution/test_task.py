@@ -22,7 +22,7 @@ from pipeline.config import EngineConfig
 from pipeline.errors import TaskFailed
 from pipeline.execution.task import TaskResult, apply_stage, check_attempts, run_task
 from pipeline.phases.phase import SplitPhase
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.split_output import SplitWriter
 from stages.contract import (

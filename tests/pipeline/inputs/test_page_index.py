@@ -16,10 +16,10 @@ from pipeline.config import InputConfig, PageQuery, RunConfig
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import TaskFinished, run
 from pipeline.inputs import polite_reader
+from pipeline.inputs.input_splits import list_input_splits
 from pipeline.inputs.page_index import can_match
 from pipeline.inputs.polite_reader import PoliteReader, count_readers
 from pipeline.inputs.read_file import read_file
-from pipeline.planning.input_splits import list_input_splits
 from pipeline.reporting.explain import explain, format_trace
 from pipeline.runs.run_folder import RunFolder
 from stages.warc.read_report import Quarantined, ReadReport

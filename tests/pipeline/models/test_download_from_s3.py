@@ -16,9 +16,9 @@ import pytest
 
 from config_files.reader import ConfigError
 from pipeline.config import InputConfig
+from pipeline.inputs.input_splits import list_input_splits
 from pipeline.models import download as fetching
 from pipeline.models.download import AssetError, download
-from pipeline.planning.input_splits import list_input_splits
 from storage.retries import RetryPolicy
 from tests.pipeline.conftest import Small
 from tests.pipeline.sample_crawl.invented import make_crawl

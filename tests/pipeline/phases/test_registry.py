@@ -26,9 +26,9 @@ from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.phase import SplitPhase
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.reporting.plan_table import print_plan
 from pipeline.reporting.report import make_report
 from pipeline.reporting.status import read_status

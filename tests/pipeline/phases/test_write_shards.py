@@ -16,9 +16,9 @@ import pytest
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
+from pipeline.capacity.task_groups import divide_tasks
 from pipeline.execution.inline import InlineEngine, run_group
 from pipeline.execution.on_ray.engine import RayEngine
-from pipeline.execution.task_groups import divide_tasks
 from pipeline.phases.write_shards import WriteShards
 from pipeline.runs.phase_folder import PhaseFolder
 from tests.conftest import wet_record

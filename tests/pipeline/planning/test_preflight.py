@@ -11,9 +11,9 @@ import pytest
 
 from config_files.reader import ConfigError
 from pipeline.execution.engine import run
-from pipeline.planning import stage_spec
+from pipeline.phases import stage_spec
+from pipeline.phases.stage_spec import StageCache, StageSpec
 from pipeline.planning.preflight import check_models, find_shortage_of_disk
-from pipeline.planning.stage_spec import StageCache, StageSpec
 from stages.contract import Stage
 from tests.pipeline.conftest import Small
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, run
+from pipeline.phases.previous_runs import find_owner
 from pipeline.planning.plan import make_plan
-from pipeline.planning.previous_runs import find_owner
 from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.preview import preview
 from pipeline.runs.run_folder import RunFolder

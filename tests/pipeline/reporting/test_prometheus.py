@@ -17,7 +17,7 @@ from pipeline.errors import RunAborted
 from pipeline.execution import engine
 from pipeline.execution.engine import Event, TaskFinished
 from pipeline.execution.inline import InlineEngine
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 from pipeline.reporting.prometheus import MAX_LABEL_VALUES, METRICS, RunMetrics
 from stages.contract import Counters
 from tests.conftest import REPOSITORY, wet_record

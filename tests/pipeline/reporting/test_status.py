@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import Event, PhaseFinished, TaskFinished, run
-from pipeline.planning.run_plan import RunPlan
+from pipeline.phases.run_plan import RunPlan
 from pipeline.reporting.status import (
     SILENT_AFTER_S,
     PhaseStatus,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from pipeline.capacity.estimate import estimate_task_seconds
+from pipeline.capacity.task_groups import divide_tasks
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import run
 from pipeline.execution.on_ray.engine import RayEngine, name_operator
 from pipeline.execution.on_ray.task_reports import TaskReports
 from pipeline.execution.task import TaskResult, run_task
-from pipeline.execution.task_groups import divide_tasks
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract

@@ -14,8 +14,8 @@ from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
 from pipeline.phases.dedup import fuzzy_clusters
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup import candidate_groups
 from stages.dedup.minhash import MinHash, MinHashSettings, split_ngrams

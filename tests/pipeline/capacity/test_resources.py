@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from config_files.reader import ConfigError
-from pipeline.config import EngineConfig, load
-from pipeline.errors import RunAborted
-from pipeline.execution.engine import check_run_dir
-from pipeline.execution.resources import (
+from pipeline.capacity.resources import (
     Request,
     count_slots,
     find_unmet,
     list_requests,
     make_request,
 )
+from pipeline.config import EngineConfig, load
+from pipeline.errors import RunAborted
+from pipeline.execution.engine import check_run_dir
 from pipeline.planning.plan import make_plan
 
 GB = 2**30

@@ -20,18 +20,18 @@ from typing import Self
 
 from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
-from pipeline.inputs.page_index import find_pages
-from pipeline.inputs.text_files import find_text_files
-from pipeline.models import registry as model_registry
-from pipeline.models.cache import locked
-from pipeline.models.download import download
-from pipeline.planning.input_files import (
+from pipeline.inputs.input_files import (
     InputFile,
     check_extra,
     find_files,
     identify_local,
     identify_remote,
 )
+from pipeline.inputs.page_index import find_pages
+from pipeline.inputs.text_files import find_text_files
+from pipeline.models import registry as model_registry
+from pipeline.models.cache import locked
+from pipeline.models.download import download
 from pipeline.runs.done_records import to_json
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
 from terminal_output import format_count

@@ -20,8 +20,8 @@ from config_files.reader import ConfigError
 from pipeline.config import InputConfig
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import TaskFinished
-from pipeline.planning.input_files import local_copy
-from pipeline.planning.input_splits import (
+from pipeline.inputs.input_files import local_copy
+from pipeline.inputs.input_splits import (
     InputSplit,
     get_files_per_split,
     list_input_splits,

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from config_files.reader import ConfigError
 from pipeline.inputs.file_types import CRAWL_FILES, FileType
+from pipeline.inputs.input_digests import compute_digests, forget_digest
 from pipeline.models.download import download
-from pipeline.planning.input_digests import compute_digests, forget_digest
 from storage import StorageError, StorageSettings, Store, open_store
 from storage.names import FileNames
 from storage.settings import DEFAULT_SETTINGS

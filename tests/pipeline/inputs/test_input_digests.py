@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.errors import RunAborted
 from pipeline.execution.engine import run
-from pipeline.planning import input_digests
-from pipeline.planning.input_digests import MEMORY_FILE, SETTLED_S, compute_digests
+from pipeline.inputs import input_digests
+from pipeline.inputs.input_digests import MEMORY_FILE, SETTLED_S, compute_digests
 from tests.conftest import wet_record
 from tests.e2e.conftest import digests
 from tests.pipeline.conftest import Small

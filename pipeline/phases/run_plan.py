@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pipeline.config import RunConfig
-from pipeline.planning.input_splits import InputSplit
-from pipeline.planning.previous_runs import PreviousSplit, list_previous_splits
-from pipeline.planning.stage_spec import StageSpec
+from pipeline.inputs.input_splits import InputSplit
+from pipeline.phases.previous_runs import PreviousSplit, list_previous_splits
+from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from storage import Store, open_store

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.execution.task_groups import (
+from pipeline.capacity.task_groups import (
     GROUPS_PER_SLOT,
     MAX_GROUP_S,
     MAX_GROUP_TASKS,

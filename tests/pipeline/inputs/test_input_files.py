@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from config_files.reader import ConfigError
-from pipeline.planning.input_files import InputFile, find_files, local_copy
+from pipeline.inputs.input_files import InputFile, find_files, local_copy
 from storage import StorageSettings
 from storage.object_store import ObjectStore
 
