@@ -31,8 +31,8 @@ from pipeline.phases.dedup import fuzzy_clusters
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import PartitionPhase
+from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.planning.run_plan import RunPlan
 from tests.bucket_like_store import read_like_a_bucket
 from tests.conftest import wet_record, write_tiny_tokenizer
 
