@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar, TypeVar, cast
 
 import pytest
 
-from pipeline.planning import run_plan
+from pipeline.phases import run_plan
 from storage.local import LocalStore
 from storage.object_file import ObjectFile
 from storage.object_store import NUM_CONNECTIONS
