@@ -51,7 +51,7 @@ EXCEPTIONS = {"pipeline/console.py": {"loader", "training"}}
 MUTUAL = {
     "pipeline": {("models", "phases")},
     "loader": {("packed", "reading"), ("reading", "retraction"), ("reading", "row_stream")},
-    "training": {("planning", "trainer")},
+    "training": set(),
 }
 
 ONLY_IN = {

@@ -65,6 +65,7 @@ MEANINGS: Mapping[str, str] = {
     "perplexity": "Perplexity under the language model; null without a model for the language.",
     "pii_card": "Card numbers replaced by a placeholder.",
     "pii_email": "E-mail addresses replaced by a placeholder.",
+    "pii_iban": "IBANs replaced by a placeholder.",
     "pii_ip": "IP addresses replaced by a placeholder.",
     "pii_phone": "Phone numbers replaced by a placeholder.",
     "quality_bin": "Percentiles where its bin begins and ends, such as `90-100` (`select.mix`).",

@@ -195,7 +195,6 @@ def test_a_changed_threshold_reruns_select_and_dependent_phases(
     _, events = chain.run("threshold", "select.language.min_score=0.9")
     started = [event.phase for event in events if isinstance(event, PhaseStarted)]
     assert started == [
-        "signal_percentiles",
         "percentiles",
         "mix_percentiles",
         "select",

@@ -416,7 +416,8 @@ def test_a_damaged_cache_file_is_fetched_again(
 def test_a_missing_file_is_an_error_at_once(server: FileServer, tmp_path: Path) -> None:
     """It is not retried."""
     with pytest.raises(
-        ReadFailed, match=r"no/such/manifest.json \(head\): there is no dataset"
+        ReadFailed,
+        match=r"no/such/manifest.json \(head\): there is no such object.*; correct the address",
     ):
         stream(
             f"http://127.0.0.1:{server.port}/no/such",

@@ -212,6 +212,7 @@ def test_a_partition_that_fails_is_named(small: Small) -> None:
 def test_a_partition_whose_processes_died_too_often_fails(small: Small) -> None:
     """After `max_attempts` attempts, the task is not tried again."""
     plan = small.plan()
+    list(run(plan))
     phase = registry.find_phase("paragraph_dedup")(plan)
     phase.folder.begin()
     results = [run_task(phase, "g000-p000of001", plan.config.engine) for _ in range(4)]

@@ -44,9 +44,10 @@ def test_a_missing_library_is_not_a_fault_of_the_page(
     """The error names the setting and the extra, instead of one page after another."""
     trafilatura.load_library.cache_clear()
     monkeypatch.setitem(sys.modules, "trafilatura", None)
-    with pytest.raises(ExtraNotInstalled, match="trafilatura needs") as raised:
+    # The error is not kept: its frames have the parsed page, which only this thread may free.
+    message = r"trafilatura needs .*pip install 'corpusmill\[trafilatura\]'"
+    with pytest.raises(ExtraNotInstalled, match=message):
         extract(b"<p>words", "text/html", SETTINGS)
-    assert "pip install 'corpusmill[trafilatura]'" in str(raised.value)
     monkeypatch.setattr(trafilatura, "LIBRARIES", ("no-such-library",))
     with pytest.raises(ExtraNotInstalled, match="needs the library 'no-such-library'"):
         list_engine_versions(SETTINGS)
