@@ -173,11 +173,13 @@ def test_an_error_of_the_preflight_is_printed_before_ray_has_started(
     """The end of Ray takes seconds, in which the user would see nothing."""
     small.config(engine={"kind": "ray"}, input={"files": [str(small.folder / "none*.gz")]})
     printed: list[str] = []
+    wait = StartThread.wait
 
-    def let_ray_start(*_: object) -> bool:
+    def let_ray_start(thread: StartThread) -> bool:
         printed.append(capsys.readouterr().err)
         fake.may_start.set()
-        return True
+        # The thread must not go on when the test is over: `ray.init` is then the real one.
+        return wait(thread)
 
     monkeypatch.setattr(StartThread, "wait", let_ray_start)
     monkeypatch.setattr(cli, "supervise", lambda: None)
