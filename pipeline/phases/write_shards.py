@@ -255,7 +255,11 @@ _NO_LABEL = {"language": "unknown", "bucket": "all"}
 
 
 def _count_labels(counters: Counters, rows: pa.Table) -> None:
-    """Count documents and tokens of each language and bucket."""
+    """Count documents and tokens of each language and bucket.
+
+    The names differ from the `language_tokens.` of tokenize: a metric that adds up all phases would
+    have each token twice.
+    """
     for name, no_label in _NO_LABEL.items():
         labels = rows.column(name).fill_null(no_label)
         counted = pa.table({"label": labels, "num_tokens": rows.column("num_tokens")})
@@ -263,8 +267,10 @@ def _count_labels(counters: Counters, rows: pa.Table) -> None:
             [("num_tokens", "count"), ("num_tokens", "sum")]
         )
         for row in sums.to_pylist():
-            counters.add(f"{name}_documents.{row['label']}", row["num_tokens_count"])
-            counters.add(f"{name}_tokens.{row['label']}", row["num_tokens_sum"])
+            counters.add(
+                f"written_{name}_documents.{row['label']}", row["num_tokens_count"]
+            )
+            counters.add(f"written_{name}_tokens.{row['label']}", row["num_tokens_sum"])
 
 
 def _take_labels(counters: Counters, name: str) -> dict[str, Count]:
@@ -272,8 +278,10 @@ def _take_labels(counters: Counters, name: str) -> dict[str, Count]:
     counts: dict[str, Count] = {}
     for key, num_docs in counters.counts.items():
         family, _, label = key.partition(".")
-        if family == f"{name}_documents":
-            counts[label] = Count(num_docs, counters.counts[f"{name}_tokens.{label}"])
+        if family == f"written_{name}_documents":
+            counts[label] = Count(
+                num_docs, counters.counts[f"written_{name}_tokens.{label}"]
+            )
     return counts
 
 
