@@ -18,7 +18,12 @@ from pipeline.execution import engine
 from pipeline.execution.engine import Event, TaskFinished
 from pipeline.execution.inline import InlineEngine
 from pipeline.phases.run_plan import RunPlan
-from pipeline.reporting.prometheus import MAX_LABEL_VALUES, METRICS, RunMetrics
+from pipeline.reporting.prometheus import (
+    MAX_LABEL_VALUES,
+    METRICS,
+    RunMetrics,
+    find_metrics,
+)
 from stages.contract import Counters
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.conftest import Small
@@ -222,3 +227,15 @@ def test_every_panel_shows_data_of_a_real_run(small: Small) -> None:
     assert seconds == pytest.approx(
         {step: report["seconds"][step] for step in seconds}, abs=0.01
     )
+
+
+def test_tokens_by_language_are_counted_by_one_phase(small: Small) -> None:
+    """Panels add up all phases, so a second phase with this metric would double the tokens."""
+    run, _ = small.run()
+    found: set[str] = set()
+    for phase in run.folders:
+        counters = Counters.from_json(run.folder(phase).summary()["counters"])
+        names = {metric.name for metric, _, _ in find_metrics(counters)}
+        if "corpusmill_language_tokens_total" in names:
+            found.add(phase)
+    assert found == {"tokenize"}
