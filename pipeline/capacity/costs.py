@@ -16,6 +16,7 @@ from typing import TypeAlias
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
+from pipeline.phases.dedup.exact_dedup import BYTES_PER_DOCUMENT, ExactHashes
 from pipeline.phases.dedup.fuzzy_clusters import (
     BYTES_PER_BAND_HASH,
     MAX_MEMBERS_PER_TASK,
@@ -33,7 +34,7 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import BYTES_PER_TOKEN
-from pipeline.runs.hash_partitions import MAX_PARTITIONS, count_partitions
+from pipeline.runs.exchange import count_partitions
 
 # Amount -> the phase that counts it, and the name of its counter.
 AMOUNTS: Mapping[str, tuple[str, str]] = {
@@ -110,24 +111,15 @@ def count_splits_per_task(phase: type[Phase], config: RunConfig, num_splits: int
     return num_splits
 
 
-def suggest_smaller_tasks(
-    phase: type[Phase], room_bytes: float, amount_per_split: float
-) -> str | None:
+def suggest_smaller_tasks(phase: type[Phase], room_bytes: float) -> str | None:
     """Return the setting with which a task fits into memory.
 
     Args:
         phase: the phase.
         room_bytes: memory for what a task holds.
-        amount_per_split: the amount that a task holds, per input split.
     """
     if phase.name == "write_shards":
         return f"set write_shards.shard_tokens to {int(room_bytes / BYTES_PER_TOKEN):,}"
-    if phase is ParagraphDedup:
-        group_splits = room_bytes * MAX_PARTITIONS / BYTES_PER_HASH / amount_per_split
-        return (
-            f"set paragraph_dedup.group_splits to {int(group_splits):,} "
-            f"(CCNet compares 3 % of a dump at a time)"
-        )
     return None
 
 
@@ -146,6 +138,14 @@ def find_cost(phase: type[Phase]) -> PhaseCost:
     return COSTS.get(phase.name, PhaseCost())
 
 
+def _count_exact_tasks(
+    config: RunConfig, num_splits: int, amounts: Mapping[str, float]
+) -> int:
+    num_rows = math.ceil(amounts["documents"])
+    memory_mb = config.engine.memory_mb
+    return count_partitions(num_rows, BYTES_PER_DOCUMENT, memory_mb, num_splits)
+
+
 def _count_paragraph_tasks(
     config: RunConfig, num_splits: int, amounts: Mapping[str, float]
 ) -> int:
@@ -154,24 +154,25 @@ def _count_paragraph_tasks(
         return 0
     group_splits = count_splits_per_task(ParagraphDedup, config, num_splits)
     largest = math.ceil(amounts["distinct_paragraphs"] * group_splits / num_splits)
-    num_partitions = count_partitions(largest, BYTES_PER_HASH, config.engine.memory_mb)
+    memory_mb = config.engine.memory_mb
+    num_partitions = count_partitions(largest, BYTES_PER_HASH, memory_mb, group_splits)
     return math.ceil(num_splits / group_splits) * num_partitions
 
 
 def _count_substring_tasks(
     config: RunConfig, num_splits: int, amounts: Mapping[str, float]
 ) -> int:
-    del num_splits
     num_windows = math.ceil(amounts["text"] / BYTES_PER_WORD)
-    return count_partitions(num_windows, BYTES_PER_WINDOW, config.engine.memory_mb)
+    memory_mb = config.engine.memory_mb
+    return count_partitions(num_windows, BYTES_PER_WINDOW, memory_mb, num_splits)
 
 
 def _count_cluster_tasks(
     config: RunConfig, num_splits: int, amounts: Mapping[str, float]
 ) -> int:
-    del num_splits
     num_hashes = math.ceil(amounts["band_hashes"])
-    return count_partitions(num_hashes, BYTES_PER_BAND_HASH, config.engine.memory_mb)
+    memory_mb = config.engine.memory_mb
+    return count_partitions(num_hashes, BYTES_PER_BAND_HASH, memory_mb, num_splits)
 
 
 def _count_cluster_batches(
@@ -193,7 +194,15 @@ COSTS: dict[str, PhaseCost] = {
     "extract": PhaseCost(
         "text", steps={"read": "content"}, held_bytes=64, held_per="paragraphs"
     ),
-    "exact_dedup": PhaseCost("documents", held_bytes=16, reads=(Extract.hashes,)),
+    "exact_hashes": PhaseCost("documents", held_bytes=16, reads=(Extract.hashes,)),
+    "exact_dedup": PhaseCost(
+        "documents",
+        held_bytes=BYTES_PER_DOCUMENT,
+        reads=(ExactHashes.contents,),
+        count_tasks=_count_exact_tasks,
+        open_s=_OPEN_S,
+        is_hash_partitioned=True,
+    ),
     "paragraph_dedup": PhaseCost(
         "distinct_paragraphs",
         held_bytes=BYTES_PER_HASH,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.capacity.costs import find_cost, suggest_smaller_tasks
+from pipeline.capacity.costs import suggest_smaller_tasks
 from pipeline.capacity.fit import opens_all_splits
 from pipeline.capacity.model import CostModel, PhaseEstimate, RunEstimate
 from pipeline.inputs.input_splits import MAX_SPLITS
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.runs.hash_partitions import MAX_PARTITIONS
 from terminal_output import format_count
 
 # Warn above this share of a phase's core-hours that is unused while its last tasks end.
@@ -56,10 +55,7 @@ def _describe_large_task(model: CostModel, estimated: PhaseEstimate) -> str:
     raise_memory = f"raise engine.memory_mb to {estimated.memory_mb:,.0f}"
     room_mb = max(1.0, estimated.requested_mb - base_mb)
     if estimated.memory_mb - base_mb > room_mb:
-        if find_cost(phase).is_hash_partitioned:
-            message += f" (hashes are cut into at most {MAX_PARTITIONS:,} ranges)"
-        held_per_split = model.amounts[find_cost(phase).held_amount] / model.num_splits
-        remedy = suggest_smaller_tasks(phase, room_mb * 2**20, held_per_split)
+        remedy = suggest_smaller_tasks(phase, room_mb * 2**20)
         if remedy:
             return f"{message}; {remedy}, or {raise_memory}"
         if not opens_all_splits(phase) and model.num_splits < model.num_files:

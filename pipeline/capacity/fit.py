@@ -21,13 +21,13 @@ from pipeline.capacity.costs import AMOUNTS, find_cost
 from pipeline.config import RunConfig
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.runs.hash_partitions import MIN_BUCKETS
+from pipeline.runs.exchange import NUM_RANGES
 from pipeline.runs.run_folder import RunFolder
 
 # CPU seconds to go to one piece of one split's file of hashes, even if the piece is empty.
 #
 # Measured with benchmarks/runs/driver_scale.py on 2,000 splits. A piece is a range of hash space that a
-# partition processes at a time (pipeline/runs/hash_partitions.py).
+# partition processes at a time (pipeline/runs/exchange.py).
 OPEN_PIECE_S = 15e-6
 
 # CPU seconds of reading WARC files, by the way in which text is found, where `blocks` takes 1.
@@ -218,9 +218,9 @@ def _fit_phase(phase: type[Phase], samples: Sequence[_TaskSample]) -> PhaseRates
 def _count_open_seconds(phase: type[Phase], num_splits: int) -> float:
     """Return the CPU seconds in which one task opens the files of all splits.
 
-    Measured runs are small enough for one partition, and then have MIN_BUCKETS pieces per file.
+    Measured runs are small enough for one partition, and then have NUM_RANGES pieces per file.
     """
-    num_pieces = MIN_BUCKETS if find_cost(phase).is_hash_partitioned else 0
+    num_pieces = NUM_RANGES if find_cost(phase).is_hash_partitioned else 0
     return num_splits * (find_cost(phase).open_s + num_pieces * OPEN_PIECE_S)
 
 

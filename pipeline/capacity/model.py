@@ -23,7 +23,7 @@ from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
-from pipeline.runs.hash_partitions import count_chunks
+from pipeline.runs.exchange import NUM_RANGES
 
 # Amounts of one WET file of a snapshot, in bytes and items.
 #
@@ -301,12 +301,6 @@ class CostModel:
         """Return how many files a phase that opens all splits opens in all its tasks together."""
         return self._count_openings(phase) * len(find_cost(phase).reads)
 
-    def _count_pieces(self, phase: type[Phase]) -> int:
-        """Return the pieces of hash files that all partitions of a phase go through."""
-        num_partitions = math.ceil(self._count_openings(phase) / self.num_splits)
-        rows_per_file = self.amounts[find_cost(phase).grows_with] / self.num_splits
-        return self.num_splits * count_chunks(num_partitions, rows_per_file)
-
     def _estimate_cpu(
         self, phase: type[Phase], rates: PhaseRates, num_tasks: int
     ) -> dict[str, float]:
@@ -322,7 +316,7 @@ class CostModel:
             cpu_s["read"] *= find_read_factor(self.config)
         num_openings = self._count_openings(phase)
         if num_openings:
-            num_pieces = self._count_pieces(phase) if cost.is_hash_partitioned else 0
+            num_pieces = self.num_splits * NUM_RANGES if cost.is_hash_partitioned else 0
             cpu_s["open"] = num_openings * cost.open_s + num_pieces * OPEN_PIECE_S
         for artifact, open_s in cost.open_artifact_s.items():
             parent = registry.find_phase(artifact.phase)
@@ -335,6 +329,9 @@ class CostModel:
         """Return the MiB of one task, if all tasks are equally large."""
         cost = find_cost(phase)
         held_bytes = cost.held_bytes * self.amounts[cost.held_amount] / num_tasks
+        if cost.is_hash_partitioned:  # a larger partition is read in parts
+            memory_mb = self.config.engine.get_memory_mb(phase.name)
+            held_bytes = min(held_bytes, memory_mb * 2**19)
         return rates.base_mb + held_bytes / 2**20
 
     def _estimate_written(self, phase: type[Phase]) -> dict[str, float]:

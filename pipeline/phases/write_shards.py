@@ -26,7 +26,7 @@ from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.runs.damaged_outputs import check_output
-from pipeline.runs.hash_partitions import read_keys
+from pipeline.runs.exchange import read_keys
 from pipeline.runs.verified_file import Damage
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (

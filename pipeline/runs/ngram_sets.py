@@ -23,7 +23,7 @@ import pyarrow as pa
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
-from pipeline.runs.hash_partitions import find_bounds
+from pipeline.runs.exchange import find_bounds
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.verified_file import DamagedOutput
 from stages.dedup.minhash import flatten_lists

@@ -40,16 +40,14 @@ from pipeline.phases.previous_runs import (
     find_other_version,
     find_unfinished,
 )
-from pipeline.runs.hash_partitions import (
-    FileSlice,
+from pipeline.runs.exchange import (
+    ExchangedFiles,
     Partition,
     count_partitions,
     name_partitions,
-    read_slice,
     take_rows,
 )
 from pipeline.runs.ngram_sets import NgramReader, count_ngrams
-from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup import connected_components as components
@@ -115,7 +113,7 @@ class FuzzyClusters(PartitionPhase):
 
     name = "fuzzy_clusters"
     section = "fuzzy_dedup"
-    version = 2
+    version = 3
     parents = (Annotate,)
 
     forest = Artifact("forest.arrow", FOREST)
@@ -154,61 +152,53 @@ class FuzzyClusters(PartitionPhase):
         """The number of partitions. One fits into a task's memory."""
         if self.config.fuzzy_dedup is None:
             return 0
-        num_hashes = sum(self.counts(Annotate.name, "band_hashes"))
-        return count_partitions(
-            num_hashes, BYTES_PER_BAND_HASH, self.config.engine.memory_mb
-        )
+        counts = self.counts(Annotate.name, "band_hashes")
+        memory_mb = self.config.engine.memory_mb
+        return count_partitions(sum(counts), BYTES_PER_BAND_HASH, memory_mb, len(counts))
 
     def run(self, task_id: str) -> None:
         """Read one range of the band hashes of all splits, and write a spanning forest of its pairs, with scores."""
+        files = ExchangedFiles(self.list_sources(Annotate.name), Annotate.bands)
         counters = Counters()
-        documents, sizes, values, places = self._find_groups(task_id, counters)
+        with (
+            self.folder.commit(task_id) as output,
+            pa.ipc.new_file(output.path(self.forest.file_name(task_id)), FOREST) as file,
+        ):
+            for part in self.read_parts(task_id, files, BYTES_PER_BAND_HASH):
+                counters.add("band_hashes", sum(rows.num_rows for rows in part.files))
+                file.write_batch(self._find_forest(part, counters))
+            output.record = {"counters": counters.to_json()}
+
+    def _find_forest(self, part: Partition, counters: Counters) -> pa.RecordBatch:
+        """Return a spanning forest of the pairs of a part, as FOREST."""
+        documents, sizes, values, places = self._find_groups(part)
         counters.add("band_hashes_shared", len(documents))
         pairs = self._compare(documents, np.append(0, np.cumsum(sizes)), places)
         forest = components.spanning_forest(pairs)
         ids, firsts = np.unique(documents, return_index=True)
         rows = firsts[np.searchsorted(ids, forest)]
         facts = [*self._compute_scores(values[rows]).T, *places[rows].T]
-        with self.folder.commit(task_id) as output:
-            with pa.ipc.new_file(
-                output.path(self.forest.file_name(task_id)), FOREST
-            ) as file:
-                file.write_batch(pa.record_batch([*forest.T, *facts], schema=FOREST))
-            output.record = {"counters": counters.to_json()}
+        return pa.record_batch([*forest.T, *facts], schema=FOREST)
 
-    def _find_groups(self, name: str, counters: Counters) -> Groups:
-        """Return the documents of one partition that share a band hash."""
-
-        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
-            folder, key = source
-            return read_slice(folder.open(Annotate.bands.file_name(key)), name)
-
+    def _find_groups(self, part: Partition) -> Groups:
+        """Return the documents of a part that share a band hash."""
         num_previous = len(self.plan.previous_splits)
-        partition = Partition(
-            self.folder.read_each(self.sources(Annotate.name), read), name
-        )
-        values = [self._read_values(i, rows) for i, rows in enumerate(partition.files)]
-        places = [self._read_places(rows) for rows in partition.files]
+        values = [self._read_values(i, rows) for i, rows in enumerate(part.files)]
+        places = [self._read_places(rows) for rows in part.files]
         found: list[Groups] = []
-        for chunk in partition.chunks():
-            hashes, ids = partition.gather(chunk)
-            documents, starts = components.group_equal_hashes(hashes, ids)
+        for chunk in part.chunks():
+            hashes, ids = part.gather(chunk)
+            rows, starts = components.group_equal_hashes(hashes, np.arange(len(ids)))
             if num_previous:
                 # Groups inside previous runs were decided there.
-                first_own = num_previous << 32
-                documents, starts = components.select_groups_reaching(
-                    documents, starts, first_own
-                )
-            rows = np.searchsorted(ids, documents)
-            ranking = take_rows(values, chunk)[rows]
-            found.append(
-                (documents, np.diff(starts), ranking, take_rows(places, chunk)[rows])
+                is_own = ids[rows[starts[1:] - 1]] >= num_previous << 32
+                rows, starts = components.select_groups(rows, starts, is_own)
+            ranking, found_places = (
+                take_rows(columns, chunk)[rows] for columns in (values, places)
             )
-        num_hashes = sum(rows.num_rows for rows in partition.files[num_previous:])
-        counters.add("band_hashes", num_hashes)
-        del partition, values, places  # before the groups are copied into one array
+            found.append((ids[rows], np.diff(starts), ranking, found_places))
         documents, sizes, ranking, found_places = (
-            np.concatenate(part) for part in zip(*found, strict=True)
+            np.concatenate(column) for column in zip(*found, strict=True)
         )
         return documents, sizes, ranking, found_places
 
@@ -291,7 +281,8 @@ class FuzzyClusters(PartitionPhase):
     def _read_forests(self) -> Iterator[Forest]:
         """Yield the pairs of each partition."""
         for task_id in self.task_ids():
-            forest = read_batch(self.folder.open(self.forest.file_name(task_id)), 0)
+            with self.folder.open(self.forest.file_name(task_id)) as source:
+                forest = pa.ipc.open_file(source).read_all().combine_chunks()
             columns = [column.to_numpy() for column in forest.columns]
             pairs, scores, places = (
                 np.stack(columns[i : i + 2], axis=1) for i in range(0, len(columns), 2)

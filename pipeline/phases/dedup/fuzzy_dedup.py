@@ -30,7 +30,7 @@ from pipeline.phases.dedup.fuzzy_clusters import (
     read_batch,
 )
 from pipeline.phases.phase import PartitionPhase
-from pipeline.runs.hash_partitions import name_partitions
+from pipeline.runs.exchange import name_partitions
 from pipeline.runs.ngram_sets import count_ngrams
 from stages.contract import Counters
 from stages.dedup.candidate_groups import are_large, count_compared, divide_groups

@@ -29,7 +29,7 @@ from pipeline.config import InputConfig, RunConfig, load
 from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH
 from pipeline.runs.event_log import open_log
-from pipeline.runs.hash_partitions import count_partitions
+from pipeline.runs.exchange import count_partitions
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.stages.warc.files import response
@@ -82,7 +82,7 @@ def test_estimate_has_as_many_partitions_as_the_phase() -> None:
     (paragraph_dedup,) = (phase for phase in cost.phases if phase.name == "paragraph_dedup")
     memory_mb = make_config().engine.memory_mb
     assert paragraph_dedup.num_tasks == count_partitions(
-        int(cost.amounts["distinct_paragraphs"]), BYTES_PER_HASH, memory_mb
+        int(cost.amounts["distinct_paragraphs"]), BYTES_PER_HASH, memory_mb, cost.num_splits
     )
     assert (
         next(
@@ -104,8 +104,6 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
 @pytest.mark.parametrize(
     ("num_files", "cluster", "overrides", "expected"),
     [
-        (400_000, HERE, [SMALL_TASKS], "set paragraph_dedup.group_splits to"),
-        (90_000, HERE, [SMALL_TASKS], "fuzzy_clusters: a task would take"),
         (100, Cluster(1, 4, 2), [], "never start"),
         (
             100,
@@ -158,20 +156,6 @@ def test_memory_of_the_driver_grows_with_near_duplicates() -> None:
     assert off.driver_bytes == 0
 
 
-def test_suggested_group_removes_the_warning() -> None:
-    """With the suggested group_splits the warning of paragraph_dedup disappears."""
-    (warning,) = (
-        w
-        for w in estimate_snapshot(400_000, HERE, SMALL_TASKS).warnings
-        if w.startswith("paragraph_dedup: a task")
-    )
-    group = warning.split("group_splits to ")[1].split(" ")[0].replace(",", "")
-    after = estimate_snapshot(
-        400_000, HERE, SMALL_TASKS, f"paragraph_dedup.group_splits={group}"
-    ).warnings
-    assert not any(warning.startswith("paragraph_dedup: a task") for warning in after)
-
-
 @given(fixed=st.floats(0, 10), rate=st.floats(0, 10), more=st.floats(0, 10))
 def test_line_never_falls(fixed: float, rate: float, more: float) -> None:
     """A larger amount or more tasks never predict less."""
@@ -213,9 +197,13 @@ def test_calibration_of_a_run_predicts_its_own_bytes(pages: Small) -> None:
     cost = estimate(config, calibration, HERE, num_files=2, input_bytes=float(size))
     for phase in cost.phases:
         folder = run.folder(phase.name)
-        # The manifest and the cuts are written by `finish`, not by a task.
+        # The manifest, the cuts and the places are written by `finish`, not by a task.
         task_ids = folder.list_done() - {"manifest", "cuts"}
-        records = [folder.record(task_id) for task_id in task_ids]
+        records = [
+            folder.record(task_id)
+            for task_id in task_ids
+            if not task_id.startswith("places_of_")
+        ]
         assert phase.num_tasks == len(records)
         written = sum(
             output["bytes"] for record in records for output in record["outputs"].values()

@@ -14,7 +14,7 @@ from stages.dedup.connected_components import (
     merge_sorted,
     pair_with_first,
     replace_by_roots,
-    select_groups_reaching,
+    select_groups,
     sort_by_root,
     spanning_forest,
     unite,
@@ -120,7 +120,7 @@ def test_groups_before_a_document_are_left_out(
         np.array([r[1] for r in rows], np.uint64),
     )
     groups = group_equal_hashes(hashes, documents)
-    some, starts = select_groups_reaching(*groups, first)
+    some, starts = select_groups(*groups, groups[0][groups[1][1:] - 1] >= first)
     every = (
         [part.tolist() for part in np.split(groups[0], groups[1][1:-1])]
         if len(groups[0])
