@@ -476,7 +476,8 @@ def read_parts(
     read = files.read_rows([ranges[i] for i in order])
     if prepare is not None:
         read = map(prepare, order, read)
-    position = np.argsort(order).tolist()  # of each file in the order of reading
+    # Of each file, in the order of reading.
+    position: list[int] = np.argsort(order).tolist()
     if num_parts == 1:
         whole = list(read)
         yield Partition([whole[i] for i in position], first, end)
@@ -487,8 +488,10 @@ def read_parts(
         with pa.OSFile(str(path)) as source:
             spooled = pa.ipc.open_file(source)
             for part in range(num_parts):
-                rows = [spooled.get_batch(i * num_parts + part) for i in position]
-                yield Partition(rows, edges[part], edges[part + 1])
+                batches: list[pa.RecordBatch] = [
+                    spooled.get_batch(i * num_parts + part) for i in position
+                ]
+                yield Partition(batches, edges[part], edges[part + 1])
 
 
 def _write_parts(path: Path, files: Iterator[pa.RecordBatch], edges: Sequence[int]) -> None:
