@@ -17,10 +17,12 @@ from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.exact_dedup import BYTES_PER_DOCUMENT, ExactHashes
-from pipeline.phases.dedup.fuzzy_clusters import (
+from pipeline.phases.dedup.fuzzy_candidates import (
     BYTES_PER_BAND_HASH,
-    MAX_MEMBERS_PER_TASK,
+    FuzzyCandidates,
+    FuzzyNgrams,
 )
+from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
 from pipeline.phases.dedup.merge_forests import HELD_BYTES
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH, ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import (
@@ -236,13 +238,19 @@ COSTS: dict[str, PhaseCost] = {
             SubstringDedup.repeated: _OPEN_PART_S,
         },
     ),
-    "fuzzy_clusters": PhaseCost(
+    "fuzzy_candidates": PhaseCost(
         "band_hashes",
         held_bytes=BYTES_PER_BAND_HASH,
-        reads=(Annotate.bands, Annotate.ngrams),
+        reads=(Annotate.bands,),
         count_tasks=_count_cluster_tasks,
         open_s=_OPEN_S,
         is_hash_partitioned=True,
+    ),
+    "fuzzy_ngrams": PhaseCost("scored", reads=(FuzzyCandidates.wanted, Annotate.ngrams)),
+    "fuzzy_clusters": PhaseCost(
+        "band_hashes",
+        reads=(FuzzyCandidates.candidates, FuzzyNgrams.sets),
+        count_tasks=_count_cluster_tasks,
         driver_bytes=HELD_BYTES,
     ),
     "fuzzy_dedup": PhaseCost(

@@ -31,7 +31,13 @@ from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.damaged_outputs import list_reported
-from pipeline.runs.exchange import ExchangedFiles, Partition, read_parts, write_places
+from pipeline.runs.exchange import (
+    ExchangedFiles,
+    Partition,
+    count_partitions,
+    read_parts,
+    write_places,
+)
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import SplitWriter
@@ -301,6 +307,17 @@ class PartitionPhase(Phase):
     def sources(self, phase: str) -> list[tuple[PhaseFolder, str]]:
         """Return a parent's folder and the split's key, of all previous splits and then of all own splits."""
         return [(folder, key) for folder, keys in self.list_sources(phase) for key in keys]
+
+    def count_partitions(self, phase: str, name: str, bytes_per_row: int) -> int:
+        """Return the number of partitions of the rows that a counter of a parent counts.
+
+        As many as there were once the phase is complete: `engine.memory_mb` may be another one by then.
+        """
+        if self.folder.is_complete():
+            return self.folder.summary()["task_ids"]
+        counts = self.counts(phase, name)
+        memory_mb = self.config.engine.get_memory_mb(self.name)
+        return count_partitions(sum(counts), bytes_per_row, memory_mb, len(counts))
 
     def read_parts(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.exact_dedup import ExactDedup, ExactHashes
+from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
@@ -28,6 +29,8 @@ PHASES: tuple[type[Phase], ...] = (
     SubstringHashes,
     SubstringDedup,
     Annotate,
+    FuzzyCandidates,
+    FuzzyNgrams,
     FuzzyClusters,
     FuzzyDedup,
     SignalPercentiles,

@@ -52,6 +52,9 @@ MAX_READS = 2**21
 # Rows of a chunk, on average: 16 MB of hashes and ids.
 ROWS_PER_CHUNK = 2**20
 
+# Of a file that is read as a whole.
+_SEGMENTS_PER_READ = 32
+
 # The place of a segment in a file. Length 0: the file has no such segment.
 PLACE = np.dtype([("start", "<u8"), ("length", "<u4"), ("crc", "<u4")])
 
@@ -302,6 +305,18 @@ class ExchangedFiles:
         return chosen
 
 
+def read_file(
+    folder: PhaseFolder, artifact: SegmentedArtifact, task_id: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield all segments of the file of one task, _SEGMENTS_PER_READ of them by one request."""
+    name = artifact.file_name(task_id)
+    places = find_places(folder.record(task_id), name)
+    assert artifact.schema is not None
+    for first in range(0, len(places), _SEGMENTS_PER_READ):
+        part = places[first : first + _SEGMENTS_PER_READ]
+        yield from SegmentRange(folder, name, part).read(artifact.schema)
+
+
 def read_segment(source: pa.NativeFile, index: int) -> pa.RecordBatch:
     """Return one segment of a file, and close the file."""
     with source:
@@ -486,10 +501,10 @@ def read_parts(
         path = folder / "partition.arrow"
         _write_parts(path, read, edges)
         with pa.OSFile(str(path)) as source:
-            spooled = pa.ipc.open_file(source)
+            stored = pa.ipc.open_file(source)
             for part in range(num_parts):
                 batches: list[pa.RecordBatch] = [
-                    spooled.get_batch(i * num_parts + part) for i in position
+                    stored.get_batch(i * num_parts + part) for i in position
                 ]
                 yield Partition(batches, edges[part], edges[part + 1])
 
@@ -497,10 +512,10 @@ def read_parts(
 def _write_parts(path: Path, files: Iterator[pa.RecordBatch], edges: Sequence[int]) -> None:
     """Write the parts of each file, file after file."""
     first = next(files)
-    with pa.ipc.new_file(path, first.schema) as spool:
+    with pa.ipc.new_file(path, first.schema) as file:
         for rows in itertools.chain([first], files):
             for start, end in itertools.pairwise(cut_at(rows, edges)):
-                spool.write_batch(rows.slice(start, end - start))
+                file.write_batch(rows.slice(start, end - start))
 
 
 def cut_at(rows: pa.RecordBatch, edges: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ nor on the order in which these are merged. The root of a component is its lowes
     documents, starts = group_equal_hashes(hashes, documents)      # [10, 30, 10, 20], [0, 2, 4]
     pairs = pair_with_first(documents, starts)                     # [[10, 30], [10, 20]]
     parents = np.zeros(40, np.uint64)
-    unite(parents, spanning_forest(pairs))
+    unite(parents, pairs[find_forest(pairs)])
     replace_by_roots(parents)                                      # parents[20] = parents[30] = 10
 """
 
@@ -69,11 +69,14 @@ def select_groups(
     return members[is_member], np.append(0, np.cumsum(sizes[is_selected]))
 
 
-def spanning_forest(pairs: Pairs) -> Pairs:
-    """Return the pairs, in order, without those that close a cycle. There are fewer than documents."""
+def find_forest(pairs: Pairs) -> NDArray[np.bool_]:
+    """Return whether each pair is in a spanning forest: those that close a cycle are not, (n,).
+
+    A forest has fewer pairs than documents.
+    """
     documents = np.unique(pairs)
     positions = np.searchsorted(documents, pairs).astype(np.uint64)
-    return pairs[unite(np.zeros(len(documents), np.uint64), positions)]
+    return unite(np.zeros(len(documents), np.uint64), positions)
 
 
 @compiled

@@ -26,7 +26,6 @@ from pipeline.phases.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.exchange import (
     ExchangedFiles,
     SegmentWriter,
-    count_partitions,
     join_batches,
     name_partitions,
     write_by_hash,
@@ -141,9 +140,7 @@ class ExactDedup(PartitionPhase):
         """The number of partitions. Each fits into the memory of a task."""
         if self.config.exact_dedup is None:
             return 0
-        counts = self.counts(ExactHashes.name, "contents")
-        memory_mb = self.config.engine.memory_mb
-        return count_partitions(sum(counts), BYTES_PER_DOCUMENT, memory_mb, len(counts))
+        return self.count_partitions(ExactHashes.name, "contents", BYTES_PER_DOCUMENT)
 
     def run(self, task_id: str) -> None:
         """Find the copies in one range of the contents of all splits, and write those of each split."""

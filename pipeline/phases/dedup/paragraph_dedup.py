@@ -36,6 +36,7 @@ from pipeline.runs.exchange import (
     find_bounds,
     join_batches,
     name_partitions,
+    read_file,
 )
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
@@ -147,17 +148,12 @@ class ParagraphDedup(PartitionPhase):
         def select(index: int, rows: pa.RecordBatch) -> pa.RecordBatch:
             """Return each hash of the documents that exact_dedup keeps, once."""
             if index >= num_previous:
-                is_of_copy = self._is_of_copy(splits[index - num_previous], rows)
-                rows = rows.filter(pa.array(~is_of_copy))
+                copies = ExactDedup(self.plan).find_copies(splits[index - num_previous])
+                rows = _leave_out(copies, rows)
             return select_distinct(rows)
 
         files = ExchangedFiles(tasks, Extract.hashes)
         yield from self.read_parts(task_id, files, BYTES_PER_HASH, select)
-
-    def _is_of_copy(self, split: InputSplit, rows: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return whether each paragraph is of a document that exact_dedup drops."""
-        copies = ExactDedup(self.plan).find_copies(split)["record"]
-        return pc.is_in(rows["record"], value_set=copies).to_numpy(zero_copy_only=False)
 
     def _find_repeated(self, part: Partition) -> list[NDArray[np.bool_]]:
         """Return whether each hash of each file is removed because of other files."""
@@ -176,17 +172,13 @@ class ParagraphDedup(PartitionPhase):
         is_repeated = self._read_repeated(split)
         found = [np.empty(0, np.uint64)]
         num_read = 0  # different hashes
-        name = Extract.hashes.file_name(split.key)
-        with self.plan.folder(Extract.name).open(name) as source:
-            file = pa.ipc.open_file(source)
-            for bucket in range(file.num_record_batches):
-                rows = file.get_batch(bucket)
-                if self.config.exact_dedup is not None:
-                    rows = rows.filter(pa.array(~self._is_of_copy(split, rows)))
-                bounds = find_bounds(rows["hash"].to_numpy())
-                here = is_repeated[num_read : num_read + len(bounds) - 1]
-                found.append(self._select_lines(rows, bounds, here))
-                num_read += len(here)
+        copies = ExactDedup(self.plan).find_copies(split)
+        for segment in read_file(self.plan.folder(Extract.name), Extract.hashes, split.key):
+            rows = _leave_out(copies, segment)
+            bounds = find_bounds(rows["hash"].to_numpy())
+            here = is_repeated[num_read : num_read + len(bounds) - 1]
+            found.append(self._select_lines(rows, bounds, here))
+            num_read += len(here)
         return np.sort(np.concatenate(found))
 
     def _read_repeated(self, split: InputSplit) -> NDArray[np.bool_]:
@@ -219,6 +211,13 @@ class ParagraphDedup(PartitionPhase):
         is_removed = np.ones(len(lines), np.bool_)
         is_removed[bounds[:-1][keeps_first]] = False
         return lines[is_removed]
+
+
+def _leave_out(copies: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return paragraphs without those of documents that exact_dedup drops."""
+    if not copies.num_rows:
+        return rows
+    return rows.filter(pc.invert(pc.is_in(rows["record"], value_set=copies["record"])))
 
 
 def _name_task(group: int, partition: str) -> str:

@@ -34,7 +34,6 @@ from pipeline.runs.exchange import (
     ExchangedFiles,
     Partition,
     SegmentWriter,
-    count_partitions,
     group_by_range,
     join_batches,
     name_partitions,
@@ -206,12 +205,7 @@ class SubstringDedup(PartitionPhase):
     @cached_property
     def num_partitions(self) -> int:
         """The number of partitions. Each fits into the memory of a task."""
-        if self.folder.is_complete():
-            # As many as there were: `engine.memory_mb` may be another one by now.
-            return self.folder.summary()["task_ids"]
-        counts = self.counts(SubstringHashes.name, "windows")
-        memory_mb = self.config.engine.memory_mb
-        return count_partitions(sum(counts), BYTES_PER_WINDOW, memory_mb, len(counts))
+        return self.count_partitions(SubstringHashes.name, "windows", BYTES_PER_WINDOW)
 
     def run(self, task_id: str) -> None:
         """Read one range of the windows of all splits, and write the repeated ones per split."""
