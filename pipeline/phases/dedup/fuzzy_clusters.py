@@ -63,7 +63,7 @@ class FuzzyClusters(PartitionPhase):
     name = "fuzzy_clusters"
     section = "fuzzy_dedup"
     version = 3
-    parents = (FuzzyCandidates, FuzzyNgrams)
+    parents = (Annotate, FuzzyCandidates, FuzzyNgrams)
 
     forest = Artifact("forest.arrow", FOREST)
     # a batch per task of fuzzy_dedup
