@@ -115,8 +115,15 @@ class PhaseFolder:
         )
 
     def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
-        """Return `read(item)` of each item, in order. Remote reads run several at a time."""
-        return list(self.root.read_each(items, read))
+        """Return `read(item)` of each item, in order. Remote reads run several at a time.
+
+        The first item to be read is drawn by lot: the tasks of a phase start at the same time, and read the same
+        objects.
+        """
+        items = list(items)
+        first = uuid.uuid4().int % max(1, len(items))
+        found = list(self.root.read_each(items[first:] + items[:first], read))
+        return found[len(items) - first :] + found[: len(items) - first]
 
     # ---- done-records ----
 
