@@ -17,7 +17,7 @@ from pipeline.capacity.costs import (
 )
 from pipeline.capacity.fit import OPEN_PIECE_S, find_read_factor, opens_all_splits
 from pipeline.capacity.resources import make_request
-from pipeline.capacity.task_groups import count_group_tasks, count_groups
+from pipeline.capacity.task_groups import count_groups
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
@@ -235,7 +235,7 @@ class CostModel:
     def estimate_phase(self, phase: type[Phase]) -> PhaseEstimate:
         """Return the estimate for one phase.
 
-        The tasks are equally large and run in waves of `slots` tasks. A phase takes no less time
+        The tasks are equally large and run in waves of `slots` tasks, or groups that read together. A phase takes no less time
         than the driver needs to dispatch its groups of tasks.
         """
         num_tasks = self.count_tasks(phase)
@@ -248,11 +248,12 @@ class CostModel:
                 phase.name, num_tasks, 0, 0.0, 0.0, {}, 0.0, requested_mb, slots, hours, 0.0
             )
         cpu_s = self._estimate_cpu(phase, rates, num_tasks)
-        num_waves = math.ceil(num_tasks / max(1, slots))
+        group_tasks = self._count_group_tasks(phase, num_tasks)
+        wave_tasks = max(1, slots) * (group_tasks or 1)
+        num_waves = math.ceil(num_tasks / wave_tasks)
         task_s = sum(cpu_s.values()) / num_tasks
-        waves_s = num_waves * task_s + rates.start_s
-        tasks_per_read = phase.count_tasks_per_read(self.config)
-        num_groups = count_groups(tasks_per_read, num_tasks, slots, task_s)
+        waves_s = num_waves * (group_tasks or 1) * task_s + rates.start_s
+        num_groups = count_groups(group_tasks, num_tasks, slots, task_s)
         hours = max(waves_s, num_groups * DISPATCH_S) / 3600
         cpu_s["start"] = rates.start_s * min(num_tasks, slots)
         return PhaseEstimate(
@@ -267,7 +268,7 @@ class CostModel:
             requested_mb=requested_mb,
             slots=slots,
             hours=hours if slots else math.inf,
-            idle_share=1 - num_tasks / (num_waves * slots) if slots else 0.0,
+            idle_share=1 - num_tasks / (num_waves * wave_tasks) if slots else 0.0,
             num_opened=self._count_opened_files(phase),
         )
 
@@ -286,9 +287,12 @@ class CostModel:
     def _count_reads(self, phase: type[Phase]) -> int:
         """Return how often processes read the input of a phase's tasks, or of a group of tasks."""
         num_tasks = self.count_tasks(phase)
-        tasks_per_read = phase.count_tasks_per_read(self.config)
-        size = count_group_tasks(tasks_per_read, num_tasks, self._count_slots(phase))
-        return math.ceil(num_tasks / size)
+        return math.ceil(num_tasks / (self._count_group_tasks(phase, num_tasks) or 1))
+
+    def _count_group_tasks(self, phase: type[Phase], num_tasks: int) -> int | None:
+        """Return how many of its tasks read their input at once."""
+        slots = self._count_slots(phase)
+        return phase.count_group_tasks(self.config, self.num_splits, num_tasks, slots)
 
     def _count_openings(self, phase: type[Phase]) -> int:
         """Return how often the files of a split are opened by a phase that opens all splits."""

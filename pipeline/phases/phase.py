@@ -14,11 +14,9 @@ registry, and add a section of the same name to `RunConfig`.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
@@ -144,10 +142,19 @@ class Phase(ABC):
         return None
 
     @classmethod
-    def count_tasks_per_read(cls, config: RunConfig) -> int:
-        """Return the number of consecutive tasks whose input one process can read at once."""
-        del config
-        return 1
+    def count_group_tasks(
+        cls, config: RunConfig, num_splits: int, num_tasks: int, num_slots: int
+    ) -> int | None:
+        """Return how many consecutive tasks one process reads the input of at once; None: of each alone.
+
+        Args:
+            config: the run's config.
+            num_splits: the number of input splits.
+            num_tasks: the tasks that are left.
+            num_slots: tasks that can run at the same time.
+        """
+        del config, num_splits, num_tasks, num_slots
+        return None
 
     # ---- Running ----
 
@@ -174,11 +181,6 @@ class Phase(ABC):
             return 1.0
         index = int(task_id.split("-", maxsplit=1)[0])
         return max(1.0, self.plan.splits[index].num_bytes)
-
-    def reading_together(self, task_ids: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which this process runs these tasks, one after another."""
-        del task_ids
-        return contextlib.nullcontext()
 
     def prepare_tasks(self) -> None:
         """Compute what all tasks share. Runs once, in the driver, when the parents are complete.
@@ -294,6 +296,12 @@ class PartitionPhase(Phase):
     @abstractmethod
     def run(self, task_id: str) -> None:
         """Run one task and commit its outputs."""
+
+    def run_each(self, task_ids: Sequence[str]) -> Generator[None]:
+        """Run tasks in their order, and yield after the commit of each."""
+        for task_id in task_ids:
+            self.run(task_id)
+            yield
 
     def list_sources(self, phase: str) -> list[tuple[PhaseFolder, list[str]]]:
         """Return a parent's folder and the keys of the splits, of each previous run and then of this run."""

@@ -363,6 +363,11 @@ def read_keys(source: pa.NativeFile, first: int, end: int) -> pa.RecordBatch:
         stop = int(np.searchsorted(first_keys, np.uint64(end - 1), "right"))
         batches = [file.get_batch(index) for index in range(begin, stop)]
         rows = join_batches(file.schema.remove_metadata(), batches)
+    return slice_keys(rows, first, end)
+
+
+def slice_keys(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
+    """Return the rows, sorted by the first column (uint64), from key `first` to before `end`."""
     start, stop = cut_at(rows, [first, end])
     return rows.slice(start, stop - start)
 
