@@ -230,12 +230,12 @@ COSTS: dict[str, PhaseCost] = {
         reads=(
             Extract.documents,
             Extract.hashes,
-            ParagraphDedup.repeated,
-            SubstringDedup.repeated,
+            ParagraphDedup.found,
+            SubstringDedup.found,
         ),
         open_artifact_s={
-            ParagraphDedup.repeated: _OPEN_PART_S,
-            SubstringDedup.repeated: _OPEN_PART_S,
+            ParagraphDedup.found: _OPEN_PART_S,
+            SubstringDedup.found: _OPEN_PART_S,
         },
     ),
     "fuzzy_candidates": PhaseCost(
