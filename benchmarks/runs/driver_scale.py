@@ -48,6 +48,7 @@ from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.merge_clusters import FuzzyMerge, FuzzyRanges
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
@@ -133,8 +134,9 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
     elif isinstance(phase, WriteShards):
         yield f"task of {name}: read a millionth of the keys", lambda: read_keys(phase)
         return  # every document of the seeds occurs many times here, and a shard must not contain copies
-    elif (
-        isinstance(phase, PartitionPhase) and len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS
+    elif isinstance(phase, PartitionPhase) and (
+        len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS
+        or isinstance(phase, FuzzyRanges | FuzzyMerge)
     ):
         for task_id in phase.task_ids():
             yield f"task of {name}", partial(phase.run, task_id)

@@ -22,7 +22,7 @@ from pipeline.phases.dedup.fuzzy_candidates import (
     FuzzyCandidates,
     FuzzyNgrams,
 )
-from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
+from pipeline.phases.dedup.merge_clusters import BYTES_PER_PAIR, MAX_MEMBERS_PER_TASK
 from pipeline.phases.dedup.merge_forests import HELD_BYTES
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH, ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import (
@@ -36,7 +36,7 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import BYTES_PER_TOKEN
-from pipeline.runs.exchange import count_partitions
+from pipeline.runs.exchange import NUM_RANGES, count_partitions
 
 # Amount -> the phase that counts it, and the name of its counter.
 AMOUNTS: Mapping[str, tuple[str, str]] = {
@@ -60,6 +60,10 @@ _OPEN_S = 0.0006
 # CPU seconds to open one file of a phase with as many files per split as it has tasks (10,000 splits).
 _OPEN_PART_S = 0.0004
 
+# Pairs of all partitions per document with near-duplicates: of 14 bands, two of them have about 10 in common,
+# and clusters are small.
+_PAIRS_PER_DOCUMENT = 7
+
 # Config, number of input splits, amounts -> number of tasks.
 _CountTasks: TypeAlias = Callable[[RunConfig, int, Mapping[str, float]], int]
 
@@ -78,7 +82,6 @@ class PhaseCost:
         open_s: CPU seconds to open one split's files in one task, where every task opens all splits.
         open_artifact_s: CPU seconds to open one file of a parent that has as many files per split as tasks.
         is_hash_partitioned: tasks are ranges of hashes of `grows_with`, as many as memory requires.
-        driver_bytes: memory of the driver per document with near-duplicates, while `finish` merges.
     """
 
     grows_with: str = "documents"
@@ -90,7 +93,6 @@ class PhaseCost:
     open_s: float = 0.0
     open_artifact_s: Mapping[Artifact, float] = field(default_factory=dict[Artifact, float])
     is_hash_partitioned: bool = False
-    driver_bytes: int = 0
 
     @property
     def held_amount(self) -> str:
@@ -177,6 +179,15 @@ def _count_cluster_tasks(
     return count_partitions(num_hashes, BYTES_PER_BAND_HASH, memory_mb, num_splits)
 
 
+def _count_ranges(config: RunConfig, num_splits: int, amounts: Mapping[str, float]) -> int:
+    """Return 0 where one task can merge all pairs."""
+    del num_splits
+    num_pairs = math.ceil(amounts["clustered"] * _PAIRS_PER_DOCUMENT)
+    memory_mb = config.engine.get_memory_mb("fuzzy_ranges")
+    num_tasks = count_partitions(num_pairs, BYTES_PER_PAIR, memory_mb, NUM_RANGES)
+    return num_tasks if num_tasks > 1 else 0
+
+
 def _count_cluster_batches(
     config: RunConfig, num_splits: int, amounts: Mapping[str, float]
 ) -> int:
@@ -251,16 +262,19 @@ COSTS: dict[str, PhaseCost] = {
         "band_hashes",
         reads=(FuzzyCandidates.candidates, FuzzyNgrams.sets),
         count_tasks=_count_cluster_tasks,
-        driver_bytes=HELD_BYTES,
     ),
+    "fuzzy_ranges": PhaseCost(
+        "clustered",
+        held_bytes=_PAIRS_PER_DOCUMENT * BYTES_PER_PAIR,
+        count_tasks=_count_ranges,
+    ),
+    "fuzzy_merge": PhaseCost("clustered", held_bytes=HELD_BYTES, count_tasks=lambda *_: 1),
     "fuzzy_dedup": PhaseCost(
         "clustered",
         held_bytes=100,
         # of clusters of three and more documents: an upper bound
         reads=(Annotate.ngrams,),
         count_tasks=_count_cluster_batches,
-        # per document to drop: its id, its representative, and its place when they are sorted
-        driver_bytes=24,
     ),
     "signal_percentiles": _SCORED,
     "percentiles": _SCORED,

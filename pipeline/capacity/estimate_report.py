@@ -65,11 +65,6 @@ def _describe_totals(found: RunEstimate) -> list[str]:
     if opened:
         counts = ", ".join(f"{name} {count:,}" for name, count in opened.items())
         lines.append(f"Files opened by tasks that read every input split: {counts}")
-    if found.driver_bytes:
-        lines.append(
-            f"The driver merges near-duplicates in up to {_format_bytes(found.driver_bytes)} "
-            f"of memory"
-        )
     if found.price is not None:
         cluster = found.cluster
         lines.append(

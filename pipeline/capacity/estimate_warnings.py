@@ -29,7 +29,6 @@ def find_warnings(model: CostModel, found: RunEstimate) -> Iterator[str]:
     yield from _check_cores_per_machine(model)
     yield from _check_number_of_files(found)
     yield from _check_disk(found)
-    yield from _check_driver_memory(model, found)
     yield from _check_measured(model)
 
 
@@ -110,15 +109,6 @@ def _check_disk(found: RunEstimate) -> Iterator[str]:
         yield (
             f"the run folder takes {needed_gb:,.0f} GB, {free_gb:,.0f} GB are free there; "
             f"set run_dir to a larger disk"
-        )
-
-
-def _check_driver_memory(model: CostModel, found: RunEstimate) -> Iterator[str]:
-    if found.driver_bytes > model.cluster.memory_gb * 1e9 / 2:
-        yield (
-            f"the driver merges {found.amounts['clustered']:,.0f} documents with near-duplicates in "
-            f"{found.driver_bytes / 1e9:,.0f} GB of memory; its machine has "
-            f"{model.cluster.memory_gb:g} GB; start the run on a larger one"
         )
 
 

@@ -111,7 +111,6 @@ class RunEstimate:
 
     Attributes:
         calibration: where the rates were measured.
-        driver_bytes: memory of the driver for its largest merge of near-duplicates.
     """
 
     calibration: str
@@ -120,7 +119,6 @@ class RunEstimate:
     num_splits: int
     amounts: Amounts
     phases: tuple[PhaseEstimate, ...]
-    driver_bytes: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -223,14 +221,7 @@ class CostModel:
             num_splits=self.num_splits,
             amounts=self.amounts,
             phases=tuple(self.estimate_phase(phase) for phase in registry.PHASES),
-            driver_bytes=self._estimate_driver_memory(),
         )
-
-    def _estimate_driver_memory(self) -> float:
-        """Return the bytes of the driver's largest merge, which grows with near-duplicates."""
-        enabled = [phase for phase in registry.PHASES if phase.is_enabled(self.config)]
-        per_document = max((find_cost(phase).driver_bytes for phase in enabled), default=0)
-        return per_document * self.amounts["clustered"]
 
     def estimate_phase(self, phase: type[Phase]) -> PhaseEstimate:
         """Return the estimate for one phase.

@@ -22,11 +22,11 @@ from pipeline.capacity.calibration import (
 )
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
-from pipeline.capacity.model import DISPATCH_S, Cluster, RunEstimate
+from pipeline.capacity.model import DISPATCH_S, Cluster, PhaseEstimate, RunEstimate
 from pipeline.capacity.task_groups import MAX_GROUP_TASKS
 from pipeline.cli import app
 from pipeline.config import InputConfig, RunConfig, load
-from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
+from pipeline.phases.dedup.merge_clusters import MAX_MEMBERS_PER_TASK
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH
 from pipeline.runs.event_log import open_log
 from pipeline.runs.exchange import count_partitions
@@ -113,12 +113,7 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
         ),
         (3, Cluster(1, 64, 512), [], "fewer cores are as fast"),
         (100, Cluster(1, 4, 32, disk_gb=1), [], "1 GB are free there"),
-        (
-            400_000,
-            HERE,
-            [],
-            "the driver merges 3,466,666,667 documents with near-duplicates in 125 GB",
-        ),
+        (400_000, HERE, [], "engine.phases.fuzzy_merge.memory_mb) to 119,"),
         (
             100,
             HERE,
@@ -140,20 +135,38 @@ def test_warnings_name_the_setting_that_helps(
 
 def test_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
     """Hash space is cut into as many partitions as the memory of a task requires."""
-    warnings = estimate_snapshot(90_000, HERE, "engine.memory_mb=3000").warnings
+    merge = "engine.phases={fuzzy_merge: {memory_mb: 28_000}}"
+    warnings = estimate_snapshot(90_000, HERE, "engine.memory_mb=3000", merge).warnings
     assert not [warning for warning in warnings if "a task would take" in warning]
 
 
-def test_memory_of_the_driver_grows_with_near_duplicates() -> None:
-    """It is 36 bytes per document with near-duplicates: measured ones, or a third of all."""
-    unmeasured = estimate_snapshot(1000)
-    assert unmeasured.driver_bytes == pytest.approx(36 * 26e6 / 3)
+def find_merge(found: RunEstimate) -> PhaseEstimate:
+    """Return the estimate for fuzzy_merge."""
+    return next(phase for phase in found.phases if phase.name == "fuzzy_merge")
+
+
+def test_memory_of_the_merge_grows_with_near_duplicates() -> None:
+    """Its one task holds 36 bytes per document with near-duplicates: measured ones, or a third of all."""
+    base_mb = RATES.phases["fuzzy_merge"].base_mb
+    unmeasured = find_merge(estimate_snapshot(1000))
+    assert unmeasured.num_tasks == 1
+    assert unmeasured.memory_mb - base_mb == pytest.approx(36 * 26e6 / 3 / 2**20)
     amounts = {**RATES.amounts, "clustered": RATES.amounts["left"] / 1e6}
     measured = RATES.model_copy(update={"amounts": amounts})
     found = estimate(make_config(), measured, HERE, num_files=1000)
-    assert found.driver_bytes == pytest.approx(36 * found.amounts["left"] / 1e6)
-    off = estimate_snapshot(1000, HERE, "fuzzy_dedup=null")
-    assert off.driver_bytes == 0
+    held_mb = 36 * found.amounts["left"] / 1e6 / 2**20
+    assert find_merge(found).memory_mb - base_mb == pytest.approx(held_mb)
+    assert find_merge(estimate_snapshot(1000, HERE, "fuzzy_dedup=null")).num_tasks == 0
+
+
+def test_many_near_duplicates_are_merged_by_ranges_first() -> None:
+    """Two more phases have tasks where one task cannot merge all pairs."""
+    for num_files, is_divided in ((100, False), (90_000, True)):
+        num_tasks = {
+            phase.name: phase.num_tasks for phase in estimate_snapshot(num_files).phases
+        }
+        assert (num_tasks["fuzzy_forests"] > 1) == is_divided
+        assert num_tasks["fuzzy_ranges"] == num_tasks["fuzzy_forests"]
 
 
 @given(fixed=st.floats(0, 10), rate=st.floats(0, 10), more=st.floats(0, 10))
