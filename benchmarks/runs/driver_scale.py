@@ -45,7 +45,6 @@ from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
-from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.merge_clusters import FuzzyMerge, FuzzyRanges
@@ -158,7 +157,6 @@ def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]
             "task of select: read its near-duplicates",
             partial(phase.find_near_duplicates, last_split),
         )
-    if isinstance(phase, Annotate):
         yield "percentiles: cutoffs", Percentiles(phase.plan).prepare_tasks
 
 
