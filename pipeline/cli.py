@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from pipeline.commands.clean import clean
 from pipeline.commands.export import export
 from pipeline.commands.init import init, schema
 from pipeline.commands.models import models_app
@@ -417,6 +418,7 @@ app.command()(with_output_options(retract))
 
 
 app.command()(with_output_options(export))
+app.command()(with_output_options(clean))
 
 
 @app.command(name="sample-crawl")

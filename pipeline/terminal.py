@@ -40,7 +40,7 @@ RunAddress = Annotated[
 OUR_PACKAGES = ("pipeline", "stages", "shardwriter", "storage", "config_files")
 
 # Commands that go on where they were stopped. Others only read, or leave nothing behind.
-RESUMABLE = ("run", "export", "retract")
+RESUMABLE = ("run", "export", "retract", "clean")
 RESUME_HINT = "finished tasks are kept, run the same command again to continue"
 
 # A pipe has no width; 140 columns hold every table.

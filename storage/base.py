@@ -179,8 +179,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def delete(self, name: str) -> None:
-        """Delete a file if it exists."""
+    def delete(self, *names: str) -> None:
+        """Delete files; those that do not exist are skipped."""
 
     @abstractmethod
     def delete_all(self) -> None:

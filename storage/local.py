@@ -217,9 +217,10 @@ class LocalStore(Store):
         aside.symlink_to(target)
         aside.replace(link)
 
-    def delete(self, name: str) -> None:
-        """Delete a file if it exists."""
-        (self.path / name).unlink(missing_ok=True)
+    def delete(self, *names: str) -> None:
+        """Delete files; those that do not exist are skipped."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
 
     def delete_all(self) -> None:
         """Delete this folder with all that is in it."""

@@ -378,9 +378,9 @@ class ObjectStore(Store):
         """Write an object that holds the name of the folder `target`."""
         self.put(name, target.encode())
 
-    def delete(self, name: str) -> None:
-        """Delete an object if it exists."""
-        self._delete_keys([self._key(name)])
+    def delete(self, *names: str) -> None:
+        """Delete objects, 1,000 per request; those that do not exist are skipped."""
+        self._delete_keys([self._key(name) for name in names])
 
     def delete_all(self) -> None:
         """Delete all objects below this folder."""
@@ -389,11 +389,7 @@ class ObjectStore(Store):
         pages = self._requests.send(
             "list", str(self), lambda client: list(obstore.list(client, self.prefix))
         )
-        keys: list[str] = []
-        for page in pages:
-            keys += [entry["path"] for entry in page]
-        if keys:
-            self._delete_keys(keys)
+        self._delete_keys([entry["path"] for page in pages for entry in page])
 
     def delete_unfinished(self) -> None:
         """Do nothing: an upload that did not finish is no object."""
@@ -401,9 +397,10 @@ class ObjectStore(Store):
     def _delete_keys(self, keys: list[str]) -> None:
         import obstore
 
-        self._requests.send(
-            "delete", str(self), lambda client: obstore.delete(client, keys)
-        )
+        if keys:
+            self._requests.send(
+                "delete", str(self), lambda client: obstore.delete(client, keys)
+            )
 
     # ---- requests ----
 

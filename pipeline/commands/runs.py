@@ -130,10 +130,17 @@ def _write_eu_summary(run: RunFolder, *, is_sme: bool) -> None:
 
 
 def write_report(run: RunFolder, compared: RunDiff | None = None) -> Report:
-    """Write the report of a run into its folder, and return it."""
+    """Write the report of a run into its folder, and return it.
+
+    After `clean` removed the texts, the files stay as they are: they have the scores, domains and samples.
+    """
     from pipeline.reporting.report import make_report, make_report_page, to_json
+    from pipeline.runs.removed_outputs import list_removed
 
     report = make_report(run)
+    if "documents.parquet" in list_removed(run.folder("annotate").root):
+        console.print("report.html and report.json stay as they were before `clean`")
+        return report
     page = make_report_page(run, report, _list_sections(compared) if compared else ())
     run.run_dir.put("report.html", page.encode())
     run.run_dir.put("report.json", to_json(report, _to_value(compared)).encode())

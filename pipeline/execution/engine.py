@@ -29,6 +29,7 @@ from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.recorded_plan import record_plan
 from pipeline.retraction import apply_requests
 from pipeline.runs.event_log import open_log
+from pipeline.runs.removed_outputs import REMOVED
 from pipeline.runs.run_lock import HeldByAnother, RunLock, hold, identify_machine
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import Counters
@@ -173,6 +174,9 @@ def _run_phase(phase: Phase, engine: Engine, repairs: Repairs) -> Iterator[Event
         for damage in damages:
             owner = repairs.find_owner(damage)
             owners.add(owner)
+            if damage.found == REMOVED:
+                repairs.restore(owner)
+                continue
             moved_to = repairs.set_aside(owner, damage)
             yield OutputDamaged(owner.name, damage.address, str(damage), moved_to)
         for owner in registry.PHASES:

@@ -43,6 +43,10 @@ class Repairs:
                     _report_to_previous(run, run.folder(name), damage)
         raise AssertionError(f"{damage.folder} is no phase folder of this plan")
 
+    def restore(self, phase: type[Phase]) -> None:
+        """Let a phase make all outputs again that `clean` removed. Later calls do nothing."""
+        self._plan.folder(phase.name).restore()
+
     def set_aside(self, phase: type[Phase], damage: Damage) -> str | None:
         """Set a damaged file aside, and return where it is now.
 

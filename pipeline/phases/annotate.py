@@ -88,11 +88,18 @@ class Annotate(SplitPhase):
         MinHash,
     )
 
-    documents = Artifact("documents.parquet")  # the columns of `stored`
+    documents = Artifact("documents.parquet", last_use="explain")  # the columns of `stored`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     # by hash
-    bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes", has_segments=True)
-    ngrams = Artifact("ngrams.bin")  # see pipeline/runs/ngram_sets.py
+    bands = Artifact(
+        "bands.arrow",
+        BANDS,
+        grows_with="band_hashes",
+        last_use="previous_runs",
+        has_segments=True,
+    )
+    # see pipeline/runs/ngram_sets.py
+    ngrams = Artifact("ngrams.bin", last_use="previous_runs")
 
     @property
     def schema(self) -> pa.Schema:  # type: ignore[override]

@@ -6,9 +6,14 @@ documents = Artifact("documents.parquet", DOCUMENTS)     # one per task: {task_i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
+
+# The last use of a file, from the first that ends: later phases of the run; the commands that show documents, and
+# changed settings; later runs that name the run in `previous_runs`; the dataset, its report and its records.
+Use = Literal["run", "explain", "previous_runs", "dataset"]
+USES: tuple[Use, ...] = get_args(Use)
 
 
 class Artifact:
@@ -18,6 +23,7 @@ class Artifact:
         suffix: the end of the file name, such as `documents.parquet`.
         schema: the Arrow columns; None: no Arrow data, or columns that depend on the config.
         grows_with: the amount that its bytes grow with; None: the one of the phase's cost.
+        last_use: `clean` removes the file when it is asked to keep later uses only.
         has_segments: all tasks of another phase read it in parts (pipeline/runs/exchange.py).
         phase: the name of the phase that writes it.
     """
@@ -30,11 +36,13 @@ class Artifact:
         schema: pa.Schema | None = None,
         *,
         grows_with: str | None = None,
+        last_use: Use = "dataset",
         has_segments: bool = False,
     ) -> None:
         self.suffix = suffix
         self.schema = schema
         self.grows_with = grows_with
+        self.last_use = last_use
         self.has_segments = has_segments
 
     def __set_name__(self, owner: type[Any], name: str) -> None:

@@ -64,7 +64,7 @@ class TokenizeDocuments(SplitPhase):
     parents = (Annotate, Select)
     stages = (Pii, Tokenize)
 
-    tokens = Artifact("tokens.bin")  # in the order of the global shuffle
+    tokens = Artifact("tokens.bin", last_use="run")  # in the order of the global shuffle
     documents = Artifact("documents.arrow", grows_with="kept")  # the columns of `index`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="kept")
 

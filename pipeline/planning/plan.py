@@ -10,7 +10,7 @@ whole input if it depends on all splits. So a changed threshold reruns only depe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from config_files.reader import ConfigError
@@ -23,7 +23,9 @@ from pipeline.phases.previous_runs import resolve_run_dir
 from pipeline.phases.run_plan import PhasePlan, RunPlan
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.planning.fingerprints import fingerprint
+from pipeline.runs.removed_outputs import list_removed
 from pipeline.runs.run_folder import RunFolder, RunNotFound
+from terminal_output import format_command
 
 
 def make_plan(config: RunConfig) -> RunPlan:
@@ -94,7 +96,22 @@ def _compare(config: RunConfig, run: RunFolder) -> list[str]:
     faults: dict[str, None] = {}  # two phases may need the same: a fault is reported once
     for phase in registry.PHASES:
         faults |= dict.fromkeys(phase.check_previous_run(config, run))
+        for read in phase.phases_read_in_previous_runs(config):
+            faults |= dict.fromkeys(_find_removed(registry.find_phase(read), run))
     return list(faults)
+
+
+def _find_removed(phase: type[Phase], run: RunFolder) -> Iterator[str]:
+    """Yield a fault if `clean` removed what later runs read of a phase of a previous run."""
+    if phase.name not in run.folders:
+        return
+    removed = list_removed(run.folder(phase.name).root)
+    for artifact in phase.artifacts():
+        if artifact.last_use == "previous_runs" and artifact.suffix in removed:
+            yield (
+                f"`clean` removed outputs of its {phase.name}; run `{format_command('pipeline')} "
+                f"clean {run.run_dir} --restore`, then its config"
+            )
 
 
 def _make_fingerprint(

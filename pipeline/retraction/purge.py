@@ -127,7 +127,9 @@ def _purge_tokens(run: RunFolder, key: str, ids: NDArray[np.uint64]) -> int:
                 out.write_batch(
                     after.combine_chunks().to_batches()[0] if len(after) else batch
                 )
-        replaced = _purge_token_ranges(run, folder, key, staging / tokens_name, ranges)
+        replaced = folder.root.exists(tokens_name) and _purge_token_ranges(
+            run, folder, key, staging / tokens_name, ranges
+        )
         return replaced + _replace(folder, key, index, is_intact, is_purged)
 
 

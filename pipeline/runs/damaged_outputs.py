@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.runs.done_records import to_json
 from pipeline.runs.output_digests import OutputDigests
 from pipeline.runs.phase_folder import DAMAGED, PhaseFolder, get_task_id
+from pipeline.runs.removed_outputs import is_removed
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from storage import Store
 from storage.json_schema import Object, Text, parse_json
@@ -30,7 +31,7 @@ def check_output(folder: PhaseFolder, file: str) -> Damage | None:
     """Compare a whole output, or a done-record, with what was written.
 
     Returns:
-        The damage; None if the file is whole.
+        The damage; None if the file is whole, or was removed by `clean`.
     """
     task_id = get_task_id(file)
     record_file = folder.record_file(task_id)
@@ -51,6 +52,8 @@ def check_output(folder: PhaseFolder, file: str) -> Damage | None:
         with folder.root.open(file) as opened:
             found = OutputDigests.compute(opened)
     except FileNotFoundError:
+        if is_removed(folder.root, file):
+            return None
         return Damage(address, file, "no file", wanted_file)
     if found.num_bytes != wanted.num_bytes:
         return Damage(address, file, f"{found.num_bytes} bytes", wanted_file)

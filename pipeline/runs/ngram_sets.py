@@ -79,7 +79,7 @@ class NgramWriter:
     """Writes the n-gram sets of one split, each distinct set once."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = pa.OSFile(str(path), "wb")
         self._places: dict[bytes, int] = {}  # by the digest of the set
 
     def add(self, lists: pa.LargeListArray) -> NDArray[np.uint64]:

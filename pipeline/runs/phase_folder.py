@@ -33,6 +33,7 @@ from pipeline.runs.done_records import (
     parse_summary,
 )
 from pipeline.runs.output_digests import OutputDigests
+from pipeline.runs.removed_outputs import REMOVED_FILE, list_removed
 from pipeline.runs.verified_file import Damage, DamagedOutput, StoredOutput, VerifiedFile
 from storage import Store
 from storage.errors import DamagedFile
@@ -250,6 +251,25 @@ class PhaseFolder:
     def unfinish(self) -> None:
         """Mark the phase as not finished. The next run does the tasks that have no record."""
         self.root.delete(SUMMARY_FILE)
+
+    def restore(self) -> None:
+        """Let the next run of the phase make the outputs again that `clean` removed.
+
+        Crash window: the note of the removed outputs is deleted last, so the next call goes on.
+        """
+        if not list_removed(self.root):
+            return
+        present = frozenset(self.root.list_names())
+        self.unfinish()
+        self.root.delete(
+            *(
+                self.record_file(record["task_id"])
+                for record in self.intact_records(self.list_done())
+                if not present.issuperset(record["outputs"])
+            )
+        )
+        self.root.delete(REMOVED_FILE)
+        read_digests.cache_clear()
 
     def summary(self) -> dict[str, Any]:
         """Return the summary that `finish` stored.

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import BinaryIO, Self
 
 from pipeline.runs.output_digests import BLOCK_BYTES, OutputDigests, compute_crcs
+from pipeline.runs.removed_outputs import REMOVED, is_removed
 from storage import Store
 from storage.errors import DamagedFile
+from terminal_output import format_command
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,12 @@ class DamagedOutput(DamagedFile):
 
     def __init__(self, damage: Damage) -> None:
         place = f": {damage.place}" if damage.place else ""
-        super().__init__(damage.address + place, damage.found, damage.wanted, _REMEDY)
+        remedy = _REMEDY
+        if damage.found == REMOVED:
+            run_dir = damage.folder.rpartition("/")[0]
+            command = f"{format_command('pipeline')} clean {run_dir} --restore"
+            remedy = f"run `{command}`, then the config: it makes the file again"
+        super().__init__(damage.address + place, damage.found, damage.wanted, remedy)
         self.damage = damage
 
     def __reduce__(self) -> tuple[type[Self], tuple[Damage]]:  # type: ignore[override]
@@ -122,7 +129,8 @@ class StoredOutput:
 
     def _describe_missing(self) -> DamagedOutput:
         wanted = f"a file of {self.digests.num_bytes} bytes"
-        return DamagedOutput(self.describe("no file", wanted))
+        found = REMOVED if is_removed(self.root, self.name) else "no file"
+        return DamagedOutput(self.describe(found, wanted))
 
 
 class VerifiedFile:

@@ -64,7 +64,10 @@ class ExactHashes(PartitionPhase):
     task_kind = "splits"
     depends_on_all_splits = False
 
-    contents = Artifact("contents.arrow", CONTENTS, has_segments=True)  # by hash
+    # by hash
+    contents = Artifact(
+        "contents.arrow", CONTENTS, last_use="previous_runs", has_segments=True
+    )
 
     def task_ids(self) -> list[str]:
         """Return the keys of the splits; none where the phase is off."""
@@ -110,7 +113,8 @@ class ExactDedup(FindingPhase):
     compared = (ExactHashes.contents, "contents")
     bytes_per_row = BYTES_PER_DOCUMENT
 
-    found = Artifact("found.arrow", COPIES, has_segments=True)  # a segment per split
+    # a segment per split
+    found = Artifact("found.arrow", COPIES, last_use="run", has_segments=True)
     copies = MergedArtifact("exact_dedup.arrow", COPIES)  # a batch per split
 
     @classmethod

@@ -102,8 +102,9 @@ class FuzzyCandidates(HashPhase):
     compared = (Annotate.bands, "band_hashes")
     bytes_per_row = BYTES_PER_BAND_HASH
 
-    candidates = Artifact("candidates.arrow", CANDIDATES)
-    wanted = Artifact("wanted.arrow", WANTED, has_segments=True)  # a segment per source
+    candidates = Artifact("candidates.arrow", CANDIDATES, last_use="run")
+    # a segment per source
+    wanted = Artifact("wanted.arrow", WANTED, last_use="run", has_segments=True)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
@@ -239,7 +240,8 @@ class FuzzyNgrams(PartitionPhase):
     version = 1
     parents = (Annotate, FuzzyCandidates)
 
-    sets = Artifact("sets.arrow", SETS, has_segments=True)  # a segment per partition
+    # a segment per partition
+    sets = Artifact("sets.arrow", SETS, last_use="run", has_segments=True)
 
     def task_ids(self) -> list[str]:
         """Return a name per split, of previous runs first; none where nothing is compared."""

@@ -48,7 +48,7 @@ class FuzzyClusters(PartitionPhase):
     parents = (Annotate, FuzzyCandidates, FuzzyNgrams)
 
     # by hash of the lowest document of each tree
-    forest = Artifact("forest.arrow", FOREST, has_segments=True)
+    forest = Artifact("forest.arrow", FOREST, last_use="run", has_segments=True)
 
     def task_ids(self) -> list[str]:
         """Return the names of the partitions; none where the phase is off."""

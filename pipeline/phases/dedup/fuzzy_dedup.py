@@ -56,7 +56,7 @@ class FuzzyDedup(PartitionPhase):
     version = 3
     parents = (Annotate, FuzzyMerge)
 
-    dropped = Artifact("dropped.arrow", DROPPED)
+    dropped = Artifact("dropped.arrow", DROPPED, last_use="run")
     # a batch per split
     near_duplicates = MergedArtifact("near_duplicates.arrow", NEAR_DUPLICATES)
 

@@ -61,7 +61,7 @@ class FuzzyRanges(HashPhase):
     compared = (FuzzyClusters.forest, "pairs")
     bytes_per_row = BYTES_PER_PAIR
 
-    forest = Artifact("forest.arrow", FOREST)
+    forest = Artifact("forest.arrow", FOREST, last_use="run")
 
     @cached_property
     def num_partitions(self) -> int:
@@ -103,7 +103,8 @@ class FuzzyMerge(PartitionPhase):
     version = 1
     parents = (FuzzyClusters, FuzzyRanges)
 
-    clusters = Artifact("clusters.arrow", CLUSTERS)  # a batch per task of fuzzy_dedup
+    # a batch per task of fuzzy_dedup
+    clusters = Artifact("clusters.arrow", CLUSTERS, last_use="run")
 
     def task_ids(self) -> list[str]:
         """Return the name of one task; none where the phase is off."""
