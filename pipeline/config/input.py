@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from stages.settings.base import Settings, Share
 from stages.settings.languages import LanguageCode
@@ -72,12 +73,20 @@ class PageQuery(Settings):
         return self
 
 
-class CommonCrawl(Settings):
-    """A slice of a Common Crawl snapshot: files by their position, or pages by the index."""
+# The name of a snapshot.
+CrawlName = Annotated[str, Field(pattern=r"^CC-MAIN-\w+(-\w+)*$")]
 
-    crawl: str = Field(
-        pattern=r"^CC-MAIN-\w+(-\w+)*$",
-        description="Name of the snapshot, such as CC-MAIN-2026-17.",
+
+class CommonCrawl(Settings):
+    """A slice of Common Crawl snapshots: files by their position, or pages by the index."""
+
+    crawl: Annotated[
+        Annotated[CrawlName, Tag("|name")]
+        | Annotated[tuple[CrawlName, ...], Field(min_length=1), Tag("|names")],
+        Discriminator(lambda given: "|name" if isinstance(given, str) else "|names"),
+    ] = Field(
+        description="Name of the snapshot, such as CC-MAIN-2026-17, or a list of names. `first`, "
+        "`count` and `pages.max_pages` hold for each snapshot.",
     )
     format: Literal["wet", "warc"] = Field(
         default="wet",
@@ -102,6 +111,20 @@ class CommonCrawl(Settings):
         description="Address of the snapshots: Common Crawl's server, s3://commoncrawl/, or a "
         "mirror.",
     )
+
+    @property
+    def crawls(self) -> tuple[str, ...]:
+        """The names of the snapshots."""
+        return (self.crawl,) if isinstance(self.crawl, str) else self.crawl
+
+    @field_validator("crawl")
+    @classmethod
+    def _check_repeated(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not isinstance(given, str):
+            repeated = [name for name, number in Counter(given).items() if number > 1]
+            if repeated:
+                raise ValueError(f"{', '.join(repeated)} given twice; name each once")
+        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -150,7 +173,7 @@ class InputConfig(Settings):
         default=None, description="JSONL or Parquet files with a column of texts."
     )
     common_crawl: CommonCrawl | None = Field(
-        default=None, description="A slice of a Common Crawl snapshot."
+        default=None, description="A slice of Common Crawl snapshots."
     )
     files_per_split: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",

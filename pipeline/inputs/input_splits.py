@@ -137,22 +137,41 @@ def _list_files(config: InputConfig, storage: StorageSettings) -> list[InputFile
 
 
 def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[InputFile]:
+    """Return the files of all snapshots, in the order of the config.
+
+    Raises:
+        ConfigError: with the faults of all snapshots.
+    """
     check_extra(config.base_url)
+    files: list[InputFile] = []
+    faults: list[str] = []
+    for crawl in config.crawls:
+        try:
+            files += _list_snapshot(config, crawl, storage)
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    return files
+
+
+def _list_snapshot(
+    config: CommonCrawl, crawl: str, storage: StorageSettings
+) -> list[InputFile]:
     base = config.base_url.rstrip("/") + "/"
     kind = "cc-index-table" if config.pages else config.format
-    url = f"{base}crawl-data/{config.crawl}/{kind}.paths.gz"
-    names = _read_crawl_list(
-        config.crawl, url, locate_crawl_list(config.crawl, url), storage
-    )
+    url = f"{base}crawl-data/{crawl}/{kind}.paths.gz"
+    names = _read_crawl_list(crawl, url, locate_crawl_list(crawl, url), storage)
     if config.pages:
         cache = model_registry.cache_folder() / "crawls"
-        return find_pages(config, config.pages, names, storage, cache)
+        single = config.model_copy(update={"crawl": crawl})
+        return find_pages(single, config.pages, names, storage, cache)
     end = len(names) if config.count is None else config.first + config.count
     if config.first >= len(names) or end > len(names):
         last = max(config.first, end - 1)
         fault = (
             f"input.common_crawl: files {config.first} to {last} are requested; "
-            f"{config.crawl} lists {format_count(len(names), 'file')}, from 0"
+            f"{crawl} lists {format_count(len(names), 'file')}, from 0"
         )
         raise ConfigError([fault])
     return [identify_remote(base + name, name) for name in names[config.first : end]]

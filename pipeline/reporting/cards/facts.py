@@ -157,8 +157,10 @@ def describe_source(config: RunConfig) -> str:
         crawl = source.common_crawl
         kind = f"{crawl.format.upper()} file"
         files = f"all {kind}s" if crawl.count is None else format_count(crawl.count, kind)
+        snapshots = "snapshots" if len(crawl.crawls) > 1 else "snapshot"
+        of_each = " of each" if len(crawl.crawls) > 1 else ""
         return (
-            f"Common Crawl's snapshot {crawl.crawl}: {files}, "
+            f"Common Crawl's {snapshots} {', '.join(crawl.crawls)}: {files}{of_each}, "
             f"from number {crawl.first:,}, read from {crawl.base_url}."
         )
     if source.sample_crawl is not None:

@@ -26,6 +26,7 @@ from pipeline.inputs.input_splits import (
     get_files_per_split,
     list_input_splits,
 )
+from pipeline.reporting.cards.facts import describe_source
 from pipeline.runs.run_folder import RunFolder
 from pipeline.sample_crawl.generator import SampleCrawl
 from storage import StorageSettings
@@ -180,6 +181,62 @@ def test_a_slice_beyond_the_list_is_refused(
         f"input.common_crawl: files {asked} are requested; {SNAPSHOT} lists 3 files, from 0"
     )
     assert caught.value.faults == (wanted,)
+
+
+def test_several_snapshots_are_read_in_one_run(
+    small: Small, server: FileServer, snapshot: SampleCrawl
+) -> None:
+    """In the order of the config; `first` and `count` choose files of each snapshot."""
+    other = "CC-MAIN-OTHER"
+    for path in [*snapshot.files, snapshot.folder / f"crawl-data/{SNAPSHOT}/wet.paths.gz"]:
+        content = path.read_bytes()
+        if path.name == "wet.paths.gz":
+            listed = gzip.decompress(content).decode().replace(SNAPSHOT, other)
+            content = gzip.compress(listed.encode())
+        server.files[get_path(path, snapshot).replace(SNAPSHOT, other)] = content
+    splits = list_server_splits(server, crawl=[other, SNAPSHOT], first=1, count=2)
+    wanted = [path.name for path in snapshot.files[1:3]]
+    assert names(splits) == [[name] for name in wanted * 2]
+    places = [split.files[0].location.split("/")[4] for split in splits]
+    assert places == [other, other, SNAPSHOT, SNAPSHOT]
+    assert len({split.key.split("-")[1] for split in splits}) == 4
+    given = make_server_input(server, crawl=[other, SNAPSHOT], count=1)
+    run, _ = small.run(input=given)
+    assert len(run.splits) == 2
+    source = f"snapshots {other}, {SNAPSHOT}: 1 WET file of each, from number 0"
+    assert source in describe_source(run.config)
+
+
+def test_the_faults_of_all_snapshots_are_reported(server: FileServer) -> None:
+    """One line for each."""
+    with pytest.raises(ConfigError) as caught:
+        list_server_splits(
+            server, crawl=["CC-MAIN-1999-01", SNAPSHOT, "CC-MAIN-1999-02"], count=9
+        )
+    first, second, third = caught.value.faults
+    assert "input.common_crawl.crawl: the list of CC-MAIN-1999-01 cannot" in first
+    assert second.startswith("input.common_crawl: files 0 to 8 are requested")
+    assert "input.common_crawl.crawl: the list of CC-MAIN-1999-02 cannot" in third
+
+
+@pytest.mark.parametrize(
+    ("crawl", "fault"),
+    [
+        ("CC-x", "crawl is 'CC-x', String should match"),
+        ([SNAPSHOT, "bad"], "crawl.1 is 'bad', String should match"),
+        ([SNAPSHOT, SNAPSHOT], f"crawl: {SNAPSHOT} given twice; name each once"),
+        ([], "crawl is [], Tuple should have at least 1 item"),
+        (3, "crawl is 3, should be a valid tuple"),
+    ],
+)
+def test_a_wrong_name_of_a_snapshot_is_refused(
+    small: Small, server: FileServer, crawl: Any, fault: str
+) -> None:
+    """The fault names the key."""
+    with pytest.raises(ConfigError) as caught:
+        small.config(input=make_server_input(server, crawl=crawl))
+    assert len(caught.value.faults) == 1
+    assert f"input.common_crawl.{fault}" in caught.value.faults[0]
 
 
 def test_an_unknown_snapshot_is_reported(server: FileServer) -> None:
