@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -231,6 +232,25 @@ def test_an_interrupted_clean_is_continued(
     assert call("verify", copied.run_dir, "--deep").exit_code == DONE
     clean(found, "dataset")
     assert list_removals(found, "dataset") == []
+
+
+def test_documents_are_retracted_and_rewritten_after_clean(
+    copied: RunConfig, finished: RunConfig, tmp_path: Path
+) -> None:
+    """From the dataset and the files that are left."""
+    folder = RunFolder.open(finished.run_dir).folder("select")
+    name = f"{min(folder.list_done() - {'cuts'})}.decisions.parquet"
+    rows = pq.read_table(folder.path(name)).to_pylist()
+    url = next(row["url"] for row in rows if row["decision"] == "kept")
+    (tmp_path / "urls").write_text(f"{url}\n")
+    clean(RunFolder.open(copied.run_dir), "dataset")
+    request = ("--urls", tmp_path / "urls", "--reason", "test", "--rewrite", "--json")
+    result = call("retract", copied.run_dir, *request)
+    assert result.exit_code == DONE, result.stderr
+    found = json.loads(result.stdout)
+    assert found["num_docs"] == 1
+    assert len(found["rewritten"]["shards"]) == 1
+    assert list_started(copied) == []
 
 
 def test_folders_of_earlier_configs_are_removed(copied: RunConfig) -> None:
