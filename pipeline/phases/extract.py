@@ -67,13 +67,20 @@ class Extract(SplitPhase):
     stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
 
-    documents = Artifact("documents.parquet", EXTRACTED)
+    documents = Artifact("documents.parquet", EXTRACTED, last_use="explain")
     # both by hash
-    hashes = Artifact("hashes.arrow", HASHES, grows_with="paragraphs", has_segments=True)
+    hashes = Artifact(
+        "hashes.arrow",
+        HASHES,
+        grows_with="paragraphs",
+        last_use="previous_runs",
+        has_segments=True,
+    )
     distinct_hashes = Artifact(
         "distinct_hashes.arrow",
         DISTINCT_HASHES,
         grows_with="distinct_paragraphs",
+        last_use="previous_runs",
         has_segments=True,
     )
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")

@@ -62,7 +62,7 @@ class ParagraphDedup(FindingPhase):
     bytes_per_row = BYTES_PER_HASH
 
     # a segment per split of the group
-    found = Artifact("repeated.arrow", REPEATED, has_segments=True)
+    found = Artifact("repeated.arrow", REPEATED, last_use="run", has_segments=True)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:

@@ -78,7 +78,10 @@ class SubstringHashes(PartitionPhase):
     task_kind = "splits"
     depends_on_all_splits = False
 
-    windows = Artifact("windows.arrow", WINDOWS, has_segments=True)  # by hash
+    # by hash
+    windows = Artifact(
+        "windows.arrow", WINDOWS, last_use="previous_runs", has_segments=True
+    )
 
     def task_ids(self) -> list[str]:
         """Return the keys of the splits; none where the phase is off."""
@@ -174,7 +177,7 @@ class SubstringDedup(FindingPhase):
     bytes_per_row = BYTES_PER_WINDOW
 
     # a segment per split
-    found = Artifact("repeated.arrow", REPEATED, has_segments=True)
+    found = Artifact("repeated.arrow", REPEATED, last_use="run", has_segments=True)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
