@@ -3,14 +3,15 @@
     python -m benchmarks.runs.driver_scale                    90,000 splits: minutes, and a million small files
     python -m benchmarks.runs.driver_scale --splits 2000
     python -m benchmarks.runs.driver_scale --ray 90000
-    python -m benchmarks.runs.driver_scale --snapshot 90000 --slots 320 --files-per-split 1
+    python -m benchmarks.runs.driver_scale --slots 100
 
 The plan, the phase folders, the done-records, the sums and the merges are real. The contents of the splits are not:
 a few splits of two pages each are run for real, and their outputs are linked as the outputs of all other splits. So
 the figures grow with the number of splits and not with the amount of text, and files are read from the page cache.
 Rows that start with `task` are not work of the driver: they show how long one task takes to open the files of all
-splits. `--ray` measures what the engine on Ray adds, with tasks that do nothing; `--snapshot` does so for all phases
-of a run of so many WET files, in the groups that a cluster of so many slots would get, with the event log.
+splits. `--ray` measures what the engine on Ray adds, with tasks that do nothing and the event log. `--slots` starts a
+Ray with so many CPUs, and measures the time until a task runs on each of them: with one Ray task of Ray Data per task,
+and as the engine does it. In the first of three rounds Ray starts the processes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,19 +37,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.frame import finish, make_parser
-from pipeline.capacity.calibration import read_calibration
-from pipeline.capacity.estimate import ENOUGH_MEMORY_GB, estimate
-from pipeline.capacity.model import Cluster
-from pipeline.capacity.task_groups import MAX_GROUP_TASKS, cut, divide
+from benchmarks.runs.process_tree import ProcessTree
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
+from pipeline.execution.on_ray.dispatch import map_groups
 from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
+from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.dedup.merge_clusters import FuzzyMerge, FuzzyRanges
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
@@ -72,6 +72,10 @@ BASE_URL = "http://127.0.0.1:1/"
 MAX_SEEDS = 50
 
 NUM_SEED_DOCS = 2 * MAX_SEEDS
+
+# With `--slots`: long enough that Ray has started the processes in the meantime.
+SLEEP_S = 10.0
+NUM_ROUNDS = 3
 
 # Above this number, tasks that read all splits are left out: they would take hours here.
 MAX_SPLITS_OF_TASKS = 2_000
@@ -133,9 +137,8 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
     elif isinstance(phase, WriteShards):
         yield f"task of {name}: read a millionth of the keys", lambda: read_keys(phase)
         return  # every document of the seeds occurs many times here, and a shard must not contain copies
-    elif isinstance(phase, PartitionPhase) and (
-        len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS
-        or isinstance(phase, FuzzyRanges | FuzzyMerge)
+    elif (
+        isinstance(phase, PartitionPhase) and len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS
     ):
         for task_id in phase.task_ids():
             yield f"task of {name}", partial(phase.run, task_id)
@@ -157,6 +160,7 @@ def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]
             "task of select: read its near-duplicates",
             partial(phase.find_near_duplicates, last_split),
         )
+    if isinstance(phase, Annotate):
         yield "percentiles: cutoffs", Percentiles(phase.plan).prepare_tasks
 
 
@@ -184,7 +188,7 @@ def write_one_cluster(phase: FuzzyClusters) -> None:
 def read_keys(phase: WriteShards) -> None:
     """Read a millionth of the keys of every split, as `WriteShards.run` does first."""
     for split in phase.plan.splits:
-        phase._read(split, 0, 2**44)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        phase._read(split, [0, 2**44])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def link_outputs(phase: SplitPhase, seeds: RunPlan) -> None:
@@ -236,10 +240,6 @@ def create_cache(cache: Path, num_splits: int) -> Path:
     return cache
 
 
-def ignore(_task_id: str, _number: float) -> None:
-    """Show no progress."""
-
-
 class Nothing(PartitionPhase):
     """Tasks that do nothing, in the folder of `extract`: what remains is the work of the engine."""
 
@@ -254,70 +254,91 @@ class Nothing(PartitionPhase):
         """Do nothing."""
 
 
-def list_snapshot_groups(
-    num_files: int, num_slots: int, files_per_split: str
-) -> Iterator[list[list[str]]]:
-    """Yield the groups of tasks of each phase of a run over so many WET files, by its estimate."""
-    crawl = {"common_crawl": {"crawl": CRAWL}, "files_per_split": files_per_split}
-    config = load("ccnet", [*SETTINGS, f"input={json.dumps(crawl)}"])
-    cluster = Cluster(nodes=1, cores=num_slots, memory_gb=ENOUGH_MEMORY_GB)
-    found = estimate(config, read_calibration(), cluster, num_files=num_files)
-    for phase, phase_class in zip(found.phases, registry.PHASES, strict=True):
-        if not phase.num_tasks:
-            continue
-        seconds = [value for step, value in phase.cpu_s.items() if step != "start"]
-        groups = divide(
-            [f"{number:06d}" for number in range(phase.num_tasks)],
-            [1.0] * phase.num_tasks,
-            phase_class.count_group_tasks(
-                config, found.num_splits, phase.num_tasks, num_slots
-            ),
-            num_slots,
-            sum(seconds) / phase.num_tasks if seconds else None,
-        )
-        print(f"{phase.name}: {phase.num_tasks} tasks in {len(groups)} groups", flush=True)
-        yield groups
-
-
-def measure_ray_tasks(phases: Iterable[list[list[str]]]) -> dict[str, float]:
-    """Measure the driver from the first task that the engine on Ray sends to the last result in the event log.
-
-    Args:
-        phases: the groups of tasks of each phase, one Ray task each. The tasks do nothing.
-    """
-    phases = list(phases)
-    with tempfile.TemporaryDirectory(prefix="corpusmill-driver-ray-") as folder:
+def measure_ray_tasks(num_tasks: int) -> dict[str, float]:
+    """Measure the engine on Ray from the first task that it sends to the last result in the event log."""
+    task_ids = [f"{number:06d}" for number in range(num_tasks)]
+    failures: list[str | None] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="corpusmill-driver-ray-") as folder,
+        ProcessTree() as tree,
+    ):
         crawl = {"sample_crawl": {"documents": 100, "documents_per_file": 100}}
         overrides = [f"run_dir={folder}", f"input={json.dumps(crawl)}"]
         config = load("ccnet", [*overrides, "engine.kind=ray", "engine.workers=2"])
         prepare(config)
         phase = Nothing(make_plan(config))
-        started = time.perf_counter()
-        num_results = 0
-        failures: set[str | None] = set()
+        phase.folder.begin()
         with RayEngine(config.engine) as engine, open_log(phase.plan.run_dir) as log:
-            engine.start()
-            engine.on_documents = ignore
-            start_s = time.perf_counter() - started
+            list(engine.run_tasks(phase, task_ids[:2]))  # starts Ray and its processes
             reset_peak_memory()
             started, cpu_started = time.perf_counter(), time.process_time()
-            for groups in phases:
-                phase.folder.begin()  # attempts at tasks are counted anew
-                for result in engine.run_groups(phase, groups):
-                    failures.add(result.failed)
-                    num_results += 1
-                    values = dict(vars(result))
-                    del values["damage"]
-                    log({"event": "TaskFinished", "phase": phase.name, **values})
+            tree_started = tree.cpu_seconds()
+            for result in engine.run_tasks(phase, task_ids):
+                failures.append(result.failed)
+                values = dict(vars(result))
+                del values["damage"]
+                log({"event": "TaskFinished", "phase": phase.name, **values})
             figures = {
                 "seconds": time.perf_counter() - started,
                 "cpu_seconds": time.process_time() - cpu_started,
+                "cpu_seconds_of_ray": tree.cpu_seconds() - tree_started,
                 "peak_mb": peak_mb() or 0.0,
-                "start_seconds": start_s,
             }
-    assert failures == {None}
-    assert num_results == sum(len(group) for groups in phases for group in groups)
+    assert failures == [None] * num_tasks
     return {name: round(figure, 2) for name, figure in figures.items()}
+
+
+def sleep(task_ids: Sequence[str], _num_deaths: int) -> Iterator[str]:
+    """Note the time, and sleep."""
+    started = time.time()
+    time.sleep(SLEEP_S)
+    yield from [str(started)] * len(task_ids)
+
+
+def map_with_ray_data(groups: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    """Run each group as one Ray task of Ray Data."""
+    import ray.data
+
+    rows = [{"task_ids": group} for group in groups]
+    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
+    for row in dataset.map(
+        lambda row: {"started": next(sleep(row["task_ids"], 0))}, num_cpus=1
+    ).iter_rows():
+        yield [row["started"]]
+
+
+def map_with_dispatcher(groups: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    """Run each group as the engine does."""
+    return map_groups("sleep", groups, sleep, {"num_cpus": 1})
+
+
+def measure_slots(num_slots: int) -> dict[str, list[float]]:
+    """Return the seconds until a task ran on each slot, in each round, with both ways of dispatch."""
+    import ray
+    from ray.data import DataContext
+
+    groups = [[f"{number:06d}"] for number in range(num_slots)]
+    figures: dict[str, list[float]] = {}
+    for name, dispatch in (
+        ("ray data", map_with_ray_data),
+        ("engine", map_with_dispatcher),
+    ):
+        ray.init(
+            num_cpus=num_slots,
+            include_dashboard=False,
+            object_store_memory=200 * 2**20,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        DataContext.get_current().enable_progress_bars = False
+        for _ in range(NUM_ROUNDS):
+            began = time.time()
+            started = [float(text) for texts in dispatch(groups) for text in texts]
+            assert len(started) == num_slots
+            figures.setdefault(name, []).append(round(max(started) - began, 2))
+            print(name, figures[name][-1], "s", flush=True)
+        ray.shutdown()
+    return figures
 
 
 def simulate_in_child(num_splits: int) -> Measured:
@@ -361,26 +382,10 @@ def parse_arguments() -> argparse.Namespace:
         help="only measure the engine on Ray, with that many tasks that do nothing",
     )
     parser.add_argument(
-        "--snapshot",
-        type=int,
-        default=0,
-        metavar="FILES",
-        help="only measure the engine on Ray, with the groups of all phases of a run of so many files",
-    )
-    parser.add_argument(
         "--slots",
         type=int,
-        default=320,
-        help="with --snapshot: tasks that the cluster runs at the same time",
-    )
-    parser.add_argument(
-        "--files-per-split", default="auto", help="with --snapshot: input.files_per_split"
-    )
-    parser.add_argument(
-        "--together",
-        type=int,
-        default=MAX_GROUP_TASKS,
-        help="with --ray: tasks of a Ray task; as many as short tasks of a run by default",
+        default=0,
+        help="only measure the time until a task runs on each of so many CPUs of Ray",
     )
     parser.add_argument("--child", metavar="FOLDER", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -388,26 +393,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure_ray(args: argparse.Namespace) -> None:
     """Measure the engine on Ray, print the figures, and save them with `--save`."""
-    if args.snapshot:
-        phases = list(list_snapshot_groups(args.snapshot, args.slots, args.files_per_split))
-        result = {
-            "files": args.snapshot,
-            "files_per_split": args.files_per_split,
-            "slots": args.slots,
-        }
+    result: dict[str, Any] = {"load": os.getloadavg()[0]}
+    if args.slots:
+        result |= {"slots": args.slots, "seconds": measure_slots(args.slots)}
     else:
-        task_ids = [f"{number:06d}" for number in range(args.ray)]
-        phases = [cut(task_ids, args.together)]
-        result = {"together": args.together}
-    result |= {
-        "tasks": sum(len(group) for groups in phases for group in groups),
-        "ray_tasks": sum(map(len, phases)),
-        "load": os.getloadavg()[0],
-        **measure_ray_tasks(phases),
-    }
+        result |= {"tasks": args.ray, **measure_ray_tasks(args.ray)}
     print(result)
-    name = "driver_scale_snapshot" if args.snapshot else "driver_scale_ray"
-    finish(args, name, result)
+    finish(args, "driver_scale_slots" if args.slots else "driver_scale_ray", result)
 
 
 def main() -> None:
@@ -416,7 +408,7 @@ def main() -> None:
     if args.child:
         print(json.dumps(simulate(args.splits, Path(args.child))))
         return
-    if args.ray or args.snapshot:
+    if args.ray or args.slots:
         measure_ray(args)
         return
     actions = simulate_in_child(args.splits)

@@ -162,7 +162,7 @@ def compute_digests(run_dir: Path) -> dict[str, str]:
     digests: dict[str, str] = {}
     for name in RunFolder.open(run_dir).folders.values():
         for path in sorted((run_dir / name).rglob("*")):
-            if path.is_file() and ".attempts" not in path.parts:
+            if path.is_file():
                 content = hashlib.sha256(path.read_bytes())
                 digests[str(path.relative_to(run_dir))] = content.hexdigest()
     return digests

@@ -91,23 +91,6 @@ def list_names(plan: RunPlan) -> list[str]:
     return [file.location for split in plan.splits[:1] for file in split.files]
 
 
-def estimate_task_seconds(plan: RunPlan, phase: str) -> float | None:
-    """Return the estimated CPU seconds of a task of a planned phase, without the start of its process.
-
-    None: the shipped rates have no such phase, or the plan has no input.
-    """
-    if not any(split.files for split in plan.splits):
-        return None
-    cluster = Cluster(nodes=1, cores=1, memory_gb=ENOUGH_MEMORY_GB)
-    (found,) = [
-        each
-        for each in estimate_plan(plan, plan.config, cluster).phases
-        if each.name == phase
-    ]
-    seconds = [value for step, value in found.cpu_s.items() if step != "start"]
-    return sum(seconds) / found.num_tasks if seconds else None
-
-
 def estimate_here(plan: RunPlan) -> RunEstimate:
     """Estimate a planned run on this machine."""
     return estimate_plan(

@@ -17,7 +17,6 @@ from pipeline.capacity.costs import (
 )
 from pipeline.capacity.fit import OPEN_PIECE_S, find_read_factor, opens_all_splits
 from pipeline.capacity.resources import make_request
-from pipeline.capacity.task_groups import count_groups
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
@@ -244,7 +243,7 @@ class CostModel:
         num_waves = math.ceil(num_tasks / wave_tasks)
         task_s = sum(cpu_s.values()) / num_tasks
         waves_s = num_waves * (group_tasks or 1) * task_s + rates.start_s
-        num_groups = count_groups(group_tasks, num_tasks, slots, task_s)
+        num_groups = math.ceil(num_tasks / (group_tasks or 1))
         hours = max(waves_s, num_groups * DISPATCH_S) / 3600
         cpu_s["start"] = rates.start_s * min(num_tasks, slots)
         return PhaseEstimate(

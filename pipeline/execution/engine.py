@@ -74,6 +74,7 @@ class TaskFinished:
     peak_mb: float | None = None
     worker: str = ""
     num_documents: int = 0
+    num_deaths: int = 0
     share: float = 0.0
 
 

@@ -55,10 +55,11 @@ def run_group(
     task_ids: Sequence[str],
     settings: EngineConfig,
     on_documents: OnDocuments | None = None,
+    num_deaths: int = 0,
 ) -> Iterator[TaskResult]:
     """Run tasks one after another, and yield each result.
 
-    If the process dies, the group is repeated without the tasks that were done. Their times are lost.
+    If the process dies, they are repeated without those that were done, whose times are lost.
     """
     done = [task_id for task_id in task_ids if phase.folder.is_done(task_id)]
     for task_id in done:  # by a process that died afterwards
@@ -66,13 +67,15 @@ def run_group(
     left = [task_id for task_id in task_ids if task_id not in done]
     if not isinstance(phase, PartitionPhase):
         for task_id in left:
-            yield run_task(phase, task_id, settings, on_documents)
+            yield run_task(phase, task_id, settings, on_documents, num_deaths=num_deaths)
         return
     while left:
         with contextlib.closing(phase.run_each(tuple(left))) as runs:
             failed: TaskResult | None = None
             while left and failed is None:
-                result = run_task(phase, left.pop(0), settings, runs=runs)
+                result = run_task(
+                    phase, left.pop(0), settings, runs=runs, num_deaths=num_deaths
+                )
                 failed = result if result.failed else None
                 yield result
         if failed is not None and failed.damage is not None:

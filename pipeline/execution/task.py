@@ -53,6 +53,7 @@ class TaskResult:
         peak_mb: peak of the resident memory (MiB); None where the system does not report it.
         worker: host and process that ran it.
         num_documents: documents that it read; 0 for a task that is no input split.
+        num_deaths: how often a process that ran it has died.
         failed: the error, if it failed; nothing is committed then.
         damage: the damaged output of another task that made it fail.
     """
@@ -63,6 +64,7 @@ class TaskResult:
     peak_mb: float | None = None
     worker: str = ""
     num_documents: int = 0
+    num_deaths: int = 0
     failed: str | None = None
     damage: Damage | None = None
 
@@ -84,19 +86,27 @@ def run_task(
     settings: EngineConfig,
     on_documents: OnDocuments | None = None,
     runs: Iterator[None] | None = None,
+    num_deaths: int = 0,
 ) -> TaskResult:
     """Run one task and commit its outputs.
 
     Faults of the task's own data or models come back as `TaskResult.failed`, so that the other tasks can go on.
-    `on_documents` is called after each stage of each batch. `runs` runs the task, as the next of several.
+
+    Args:
+        phase: the phase.
+        task_id: the id of the task.
+        settings: the engine's section of the config.
+        on_documents: called after each stage of each batch.
+        runs: runs the task, as the next of several.
+        num_deaths: how often a process that ran the task has died.
     """
     timer = StepTimer()
     num_documents = 0
     reset_peak_memory()
     try:
+        phase.folder.check_shared()
         timeout = DocumentTimeout(phase, task_id, settings)
-        num_deaths = phase.folder.count_attempt(task_id) - 1 - timeout.num_notes
-        check_attempts(settings.advanced.max_attempts, num_deaths + 1)
+        check_deaths(settings.advanced.max_attempts, num_deaths - timeout.num_notes)
         if isinstance(phase, PartitionPhase):
             with timer.step(phase.name):
                 next(runs or phase.run_each([task_id]))
@@ -110,7 +120,13 @@ def run_task(
             raise
         damage = error.damage if isinstance(error, DamagedOutput) else None
         failed = format_error(error)
-        return TaskResult(task_id, worker=worker_name(), failed=failed, damage=damage)
+        return TaskResult(
+            task_id,
+            worker=worker_name(),
+            num_deaths=num_deaths,
+            failed=failed,
+            damage=damage,
+        )
     return TaskResult(
         task_id,
         timer.seconds,
@@ -118,6 +134,7 @@ def run_task(
         peak_mb(),
         worker_name(),
         num_documents,
+        num_deaths,
     )
 
 
@@ -291,11 +308,11 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def check_attempts(max_attempts: int, attempt: int) -> None:
-    """Raise `TaskFailed` if a task is tried once too often: each earlier attempt killed its process."""
-    if attempt > max_attempts:
+def check_deaths(max_attempts: int, num_deaths: int) -> None:
+    """Raise `TaskFailed` if as many attempts as are allowed have killed the process of the task."""
+    if num_deaths >= max_attempts:
         raise TaskFailed(
-            f"the process that ran this task died {format_count(attempt - 1, 'time')}: "
+            f"the process that ran this task died {format_count(num_deaths, 'time')}: "
             f"a document or a model crashes it, or memory runs out (then lower engine.workers)"
         )
 

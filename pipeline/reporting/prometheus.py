@@ -83,7 +83,7 @@ STAGE_SECONDS = Metric(
 RETRIES = Metric(
     "corpusmill_retries_total",
     "counter",
-    "Attempts at finished tasks beyond the first, since this driver started.",
+    "Repetitions of finished tasks whose process had died, since this driver started.",
 )
 
 METRICS = (
@@ -216,8 +216,7 @@ class RunMetrics:
         self.add_counters(phase.name, Counters.from_json(record["counters"]))
         for step, seconds in event.seconds.items():
             self._add(STAGE_SECONDS, phase.name, seconds, step)
-        retries = max(0, phase.folder.get_num_attempts(event.task_id) - 1)
-        self._add(RETRIES, phase.name, retries)
+        self._add(RETRIES, phase.name, event.num_deaths)
 
     def _set_tasks(self, phase: str, num_planned: int, num_done: int) -> None:
         self.gauges[TASKS_PLANNED.name, phase, ""] = num_planned

@@ -17,8 +17,8 @@ import contextlib
 import functools
 import logging
 import os
+import secrets
 import socket
-import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -46,7 +46,6 @@ RUN_FILE = "run.json"
 _DONE = "done"
 # Marks a phase as finished.
 SUMMARY_FILE = "phase.json"
-_ATTEMPTS = ".attempts"
 
 # In a phase folder: damaged files, which were set aside.
 DAMAGED = "damaged"
@@ -122,7 +121,7 @@ class PhaseFolder:
         objects.
         """
         items = list(items)
-        first = uuid.uuid4().int % max(1, len(items))
+        first = secrets.randbelow(max(1, len(items)))
         found = list(self.root.read_each(items[first:] + items[:first], read))
         return found[len(items) - first :] + found[: len(items) - first]
 
@@ -243,8 +242,7 @@ class PhaseFolder:
         return True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Mark the phase as finished, with the sum of its records, and delete what only running tasks need."""
-        self.root.child(_ATTEMPTS).delete_all()
+        """Mark the phase as finished, with the sum of its records."""
         self.root.delete_unfinished()
         self.root.put(SUMMARY_FILE, dump_summary(summary, self.root.name))
 
@@ -286,45 +284,29 @@ class PhaseFolder:
     def begin(self) -> None:
         """Create the folder, delete what interrupted tasks left, and set aside damaged records.
 
-        One process calls this before any task starts. Attempts are counted anew.
+        One process calls this before any task starts.
         """
-        done, attempts = self.root.child(_DONE), self.root.child(_ATTEMPTS)
         self.make_folders()
-        attempts.delete_all()
-        attempts.make_folder()
         self.root.delete_unfinished()
-        done.delete_unfinished()
+        self.root.child(_DONE).delete_unfinished()
         self.set_aside_damaged_records()
 
     def make_folders(self) -> None:
         """Create the folder for outputs and done-records."""
         self.root.child(_DONE).make_folder()
 
-    def count_attempt(self, task_id: str) -> int:
-        """Count an attempt at a task; return the number of attempts since `begin`, with this one.
-
-        An attempt is a file, because an object store cannot append to one.
+    def check_shared(self) -> None:
+        """Check that this machine sees the folder that `begin` made.
 
         Raises:
-            FileNotFoundError: this machine does not see the folder that `begin` made.
+            FileNotFoundError: it does not.
         """
-        attempts, number = self.root.child(_ATTEMPTS), 1
-        try:
-            while attempts.create(f"{task_id}.{number}", uuid.uuid4().bytes) is None:
-                number += 1
-        except FileNotFoundError as error:
+        path = self.root.get_local_path(_DONE)
+        if path is not None and not path.is_dir():
             raise FileNotFoundError(
                 f"{self.root} is not on {socket.gethostname()}: the run folder must be on storage "
                 "that all machines share, under one path"
-            ) from error
-        return number
-
-    def get_num_attempts(self, task_id: str) -> int:
-        """Return how many attempts at a task were counted since `begin`."""
-        attempts, number = self.root.child(_ATTEMPTS), 0
-        while attempts.exists(f"{task_id}.{number + 1}"):
-            number += 1
-        return number
+            )
 
     def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
         """Provide an empty local folder for a task, which is deleted afterwards."""

@@ -110,8 +110,7 @@ def digests(run_dir: Path) -> dict[str, str]:
     """Return the digests of all reproducible files: all but logs, locks and reports."""
     folders = [run_dir / name for name in RunFolder.open(run_dir).folders.values()]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    kept = [path for path in paths if ".attempts" not in path.parts]
     return {
         str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in kept
+        for path in paths
     }

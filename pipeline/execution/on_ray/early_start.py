@@ -77,5 +77,5 @@ def start_workers(num_workers: int) -> None:
 def _import_packages() -> None:
     # 2 s of CPU: Ray Data, and the stages with their libraries.
     with postpone_garbage_collection():
-        for name in ("ray.data", "pipeline.execution.inline", "pipeline.phases.registry"):
+        for name in ("pipeline.execution.on_ray.worker", "pipeline.phases.registry"):
             importlib.import_module(name)

@@ -1,12 +1,13 @@
-"""The engine on Ray Data: one dataset per phase, one Ray task per task of the phase, or per group of tasks.
+"""The engine on Ray Data: one dataset per phase, which maps groups of tasks to their results.
 
-Ray schedules, places and retries the tasks, and shows them in its metrics and dashboard. Documents never pass through
-Ray's object store: a task reads and writes files, and only its small result comes back.
+Ray schedules and places the tasks, and shows them in its metrics and dashboard. Documents never pass through Ray's
+object store: a task reads and writes files, and only its small result comes back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -17,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.capacity.estimate import estimate_task_seconds
 from pipeline.capacity.resources import (
     Amounts,
     count_slots,
@@ -26,24 +26,24 @@ from pipeline.capacity.resources import (
     make_request,
 )
 from pipeline.capacity.task_groups import divide_tasks
-from pipeline.config import EngineConfig, RunConfig
+from pipeline.config import RunConfig
 from pipeline.errors import EngineLost, RunAborted
-from pipeline.execution import watchdog
-from pipeline.execution.inline import Engine, run_group
+from pipeline.execution.inline import Engine
+from pipeline.execution.on_ray.dispatch import map_groups
 from pipeline.execution.on_ray.early_start import StartThread, start_workers
 from pipeline.execution.on_ray.failures import (
+    CHECK_S,
     describe_failure,
     find_log_folder,
     iterate_in_thread,
     list_ray_processes,
     name_processes,
 )
-from pipeline.execution.on_ray.task_reports import TaskReports
+from pipeline.execution.on_ray.worker import report_group
 from pipeline.execution.task import TaskResult
 from pipeline.phases.phase import Phase, SplitPhase
 from pipeline.processes import Process
 from storage.local import private_umask, read_umask
-from terminal_output import escape_output
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,9 @@ OBJECT_STORE_BYTES = 200 * 2**20
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 LOOPBACK = "127.0.0.1"
 
-# Tasks that a cluster is expected to run at the same time, at least: it may grow while a phase runs.
-CLUSTER_SLOTS = 250
+# Documents of running tasks that are reported per second: each report takes 0.3 ms of the
+# process that dispatches the tasks.
+REPORTS_PER_S = 1000
 
 # Of a local Ray. On a busy machine the first start may time out ("The current node timed
 # out during startup").
@@ -79,7 +80,6 @@ class RayEngine(Engine):
     _is_started = False
     _is_checked = False
     _is_lost = False
-    _reports: TaskReports | None = None
     _thread: StartThread | None = None
     # The processes of a Ray that this process has started. All of them must live.
     _processes: Sequence[Process] = ()
@@ -94,42 +94,33 @@ class RayEngine(Engine):
             return
         self.start()
         self._check_resources(phase.plan.config)
-        request = make_request(self.config, phase.name)
-        num_slots = count_slots(request, _list_machines())
-        if not self._is_local:
-            num_slots = max(num_slots, CLUSTER_SLOTS)
-        task_s = estimate_task_seconds(phase.plan, phase.name)
-        yield from self.run_groups(phase, divide_tasks(phase, task_ids, num_slots, task_s))
+        num_slots = count_slots(make_request(self.config, phase.name), _list_machines())
+        left = set(task_ids)
+        while left:  # a second time if the process that dispatches died with results
+            remaining = [task_id for task_id in task_ids if task_id in left]
+            for text in self._map(
+                phase, divide_tasks(phase, remaining, num_slots), num_slots
+            ):
+                report = json.loads(text)
+                if isinstance(report, dict):
+                    result = TaskResult.from_json(text)
+                    if result.task_id in left:
+                        left.remove(result.task_id)
+                        yield result
+                elif self.on_documents is not None and report[0] in left:
+                    self.on_documents(*report)
 
-    def run_groups(
-        self, phase: Phase, groups: Sequence[Sequence[str]]
-    ) -> Iterator[TaskResult]:
-        """Run each group of tasks as one Ray task, and yield the results.
-
-        They come when the group ends, or with `on_documents` when the task ends.
-        """
-        import ray.data
-
-        rows = [{"task_ids": list(group)} for group in groups]
-        # One block per group: Ray runs one Ray task per block.
-        tasks = ray.data.from_items(rows, override_num_blocks=len(rows))
-        if self.on_documents is not None and self._reports is None:
-            self._reports = TaskReports()
-        operator = _make_operator(phase, self.config, self._reports)
-        request = make_request(self.config, phase.name)
-        results = tasks.flat_map(operator, **request.remote_args())
-        # Results are small. Reading ahead takes three more threads, and 3 ms of CPU time per group.
-        batches: Any = results.iter_batches(
-            batch_size=None, batch_format="pyarrow", prefetch_batches=0
-        )
-        texts = (text for batch in batches for text in batch.column("result").to_pylist())
-        running = {task_id for group in groups for task_id in group}
+    def _map(
+        self, phase: Phase, groups: Sequence[Sequence[str]], num_slots: int
+    ) -> Iterator[str]:
+        """Map the groups of tasks to what they report, as soon as it arrives; see `report_group`."""
+        pause_s = max(CHECK_S, min(len(groups), num_slots) / REPORTS_PER_S)
+        run_group = partial(report_group, phase, self.config, read_umask(), pause_s)
+        options = make_request(self.config, phase.name).remote_args()
+        lists = map_groups(name_operator(phase), groups, run_group, options)
         try:
-            for text in iterate_in_thread(texts, partial(self._check, phase.name, running)):
-                result = TaskResult.from_json(text)
-                if result.task_id in running:  # else it was reported before
-                    running.discard(result.task_id)
-                    yield result
+            for reports in iterate_in_thread(lists, self._check_processes):
+                yield from reports
         except Exception as error:
             self._check_processes()
             if (failure := describe_failure(error)) is None:
@@ -137,25 +128,18 @@ class RayEngine(Engine):
             self._is_lost = True
             raise EngineLost(f"{failure} in phase {phase.name}") from error
 
-    def _check(self, phase: str, running: set[str]) -> Sequence[str]:
-        """Check the processes, pass on documents of running tasks, and return reported results."""
-        self._check_processes()
-        if self._reports is None:
-            return []
-        numbers, results = self._reports.take(phase)
-        for task_id, number in numbers.items():
-            if task_id in running and self.on_documents is not None:
-                self.on_documents(task_id, number)
-        return results
+    def _check_processes(self) -> Sequence[Any]:
+        """Return no rows, or raise EngineLost if a process of the local Ray has died.
 
-    def _check_processes(self) -> None:
-        """Raise EngineLost if a process of the local Ray has died. Ray itself would wait, or abort this process."""
+        Ray itself would wait, or abort this process.
+        """
         dead = [process for process in self._processes if not process.is_running()]
         if dead and not self._is_lost:
             self._is_lost = True
             raise EngineLost(
                 f"Ray's {name_processes(dead)} died, the logs are in {find_log_folder()}"
             )
+        return []
 
     def start(self) -> None:
         """Join the cluster, or start a local Ray.
@@ -325,39 +309,6 @@ def _warn_if_reachable() -> None:
             "before the run; set %s=0 in the environment first",
             LOOPBACK_SWITCH,
         )
-
-
-def _make_operator(
-    phase: Phase, settings: EngineConfig, reports: TaskReports | None
-) -> Callable[[dict[str, Any]], Any]:
-    """Return the function that Ray Data maps over the groups, named after the phase and its stages."""
-    umask = read_umask()
-
-    def run_one(row: dict[str, Any]) -> list[dict[str, Any]]:
-        os.umask(umask)  # workers inherit the umask with which Ray was started
-        _log_to_stderr()
-        watchdog.enable()  # Ray starts another worker and repeats the task
-        task_ids = row["task_ids"]
-        reporter = None if reports is None else reports.make_reporter(phase.name)
-        on_documents = None if reporter is None else reporter.report_documents
-        results: list[dict[str, Any]] = []
-        for result in run_group(phase, task_ids, settings, on_documents):
-            results.append({"result": result.to_json()})
-            if reporter is not None and len(task_ids) > 1:
-                reporter.report_result(result)
-        return results
-
-    run_one.__name__ = run_one.__qualname__ = name_operator(phase)
-    return run_one
-
-
-def _log_to_stderr() -> None:
-    """Let a worker write our log lines, such as fetched models, to its log file, escaped."""
-    escape_output()
-    ours = logging.getLogger("pipeline")
-    if not ours.handlers:
-        ours.addHandler(logging.StreamHandler())
-        ours.setLevel(logging.INFO)
 
 
 def name_operator(phase: Phase) -> str:

@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.processes import Process, list_descendants
+
+T = TypeVar("T")
 
 # How often the processes are checked.
 CHECK_S = 0.5
@@ -76,9 +78,9 @@ def describe_failure(error: BaseException) -> str | None:
 
 
 def iterate_in_thread(
-    rows: Iterable[Any], check: Callable[[], Iterable[Any]]
-) -> Iterator[Any]:
-    """Yield rows that a thread reads. Call `check` every CHECK_S, and yield what it returns.
+    rows: Iterable[T], check: Callable[[], Iterable[T]], pause_s: float = CHECK_S
+) -> Iterator[T]:
+    """Yield rows that a thread reads. Call `check` after each pause, and yield what it returns.
 
     When Ray dies, reading may wait forever. The thread then stays until Ray is shut down.
     """
@@ -88,17 +90,17 @@ def iterate_in_thread(
         try:
             for row in rows:
                 found.put(("row", row))
-        except Exception as error:  # noqa: BLE001 - it is raised in the other thread
+        except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
             found.put(("error", error))
         else:
             found.put(("end", None))
 
-    threading.Thread(target=read, name="ray results", daemon=True).start()
-    next_check_s = time.monotonic() + CHECK_S
+    threading.Thread(target=read, name="iterate", daemon=True).start()
+    next_check_s = time.monotonic() + pause_s
     while True:
         if (left_s := next_check_s - time.monotonic()) <= 0:
             yield from check()
-            next_check_s = time.monotonic() + CHECK_S
+            next_check_s = time.monotonic() + pause_s
             continue
         try:
             kind, value = found.get(timeout=left_s)

@@ -45,7 +45,7 @@ def read_files(run: RunFolder) -> dict[Path, bytes]:
         path: path.read_bytes()
         for phase in run.folders
         for path in sorted(run.folder(phase).path("").rglob("*"))
-        if path.is_file() and not {DAMAGED, ".attempts"} & {*path.parts}
+        if path.is_file() and DAMAGED not in path.parts
     }
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,13 +211,15 @@ def test_a_partition_that_fails_is_named(small: Small) -> None:
 
 
 def test_a_partition_whose_processes_died_too_often_fails(small: Small) -> None:
-    """After `max_attempts` attempts, the task is not tried again."""
+    """After `max_attempts` deaths, the task is not tried again."""
     plan = small.plan()
     list(run(plan))
     phase = registry.find_phase("paragraph_dedup")(plan)
     phase.folder.begin()
-    results = [run_task(phase, "g000-p000of001", plan.config.engine) for _ in range(4)]
+    attempt = partial(run_task, phase, "g000-p000of001", plan.config.engine)
+    results = [attempt(num_deaths=number) for number in range(4)]
     assert [result.failed is None for result in results] == [True, True, True, False]
+    assert [result.num_deaths for result in results] == [0, 1, 2, 3]
     assert "died 3 times" in (results[3].failed or "")
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import EngineConfig
 from pipeline.errors import TaskFailed
-from pipeline.execution.task import TaskResult, apply_stage, check_attempts, run_task
+from pipeline.execution.task import TaskResult, apply_stage, check_deaths, run_task
 from pipeline.phases.phase import SplitPhase
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
@@ -243,11 +243,7 @@ def folder(tmp_path: Path) -> PhaseFolder:
 
 def is_untouched(folder: PhaseFolder) -> bool:
     """Return whether no output, record or temporary file exists."""
-    return not [
-        path
-        for path in Path(folder.root).rglob("*")
-        if path.is_file() and ".attempts" not in path.parts
-    ]
+    return not [path for path in Path(folder.root).rglob("*") if path.is_file()]
 
 
 # ---- documents ----
@@ -436,15 +432,18 @@ def test_more_errors_than_the_share_fail_the_task(
 
 
 def test_a_task_is_refused_after_its_last_attempt(folder: PhaseFolder) -> None:
-    """An attempt without a result has killed its process."""
-    for _ in range(3):
-        folder.count_attempt(TASK)
-    result = RecordedPhase(folder, [documents(["a"])]).run()
-    assert result.failed is not None
-    assert result.failed.startswith("the process that ran this task died 3 times")
-    with pytest.raises(TaskFailed):
-        check_attempts(2, 3)
-    check_attempts(3, 3)
+    """Three attempts are allowed, and each has killed its process."""
+    check_deaths(3, 2)
+    with pytest.raises(TaskFailed, match="the process that ran this task died 3 times"):
+        check_deaths(3, 3)
+
+
+def test_a_worker_without_the_folder_of_the_driver_fails_the_task(tmp_path: Path) -> None:
+    """It is named before the task reads anything, and nothing is created."""
+    elsewhere = PhaseFolder(open_store(tmp_path / "extract-00ff"))
+    result = RecordedPhase(elsewhere, [documents(["a"])]).run()
+    assert "extract-00ff is not on" in (result.failed or "")
+    assert not list(tmp_path.iterdir())
 
 
 TEXTS = st.sampled_from(["kept", "a", "unwanted", "late", "raise value", "raise memory"])

@@ -115,7 +115,7 @@ def test_shards_do_not_depend_on_the_groups(
 @pytest.mark.ray
 @pytest.mark.usefixtures("shared_ray")
 def test_groups_on_ray_write_the_same_bytes(three_files: Small) -> None:
-    """One Ray task writes several shards and returns a result for each."""
+    """A process writes several shards and returns a result for each."""
     settings: dict[str, Any] = {**SETTINGS, "write_shards": {"shard_tokens": 60}}
     three_files.run(**settings)
     plan = three_files.plan(**settings, engine={"kind": "ray"})
@@ -142,7 +142,6 @@ def test_a_repeated_group_leaves_out_the_tasks_that_were_done(three_files: Small
     results = list(run_group(phase, [lost, *done], settings))
     assert [result.task_id for result in results] == [*done, lost]
     assert [bool(result.seconds) for result in results] == [False, False, True]
-    assert [phase.folder.get_num_attempts(each) for each in (lost, *done)] == [1, 0, 0]
 
 
 def test_a_repeated_task_that_was_done_is_left_out(three_files: Small) -> None:
@@ -154,7 +153,6 @@ def test_a_repeated_task_that_was_done_is_left_out(three_files: Small) -> None:
     (done, *_) = phase.task_ids()
     (result,) = run_group(phase, [done], plan.config.engine)
     assert (result.task_id, dict(result.seconds)) == (done, {})
-    assert phase.folder.get_num_attempts(done) == 0
 
 
 def write_tiny_splits(plan: RunPlan, docs_per_split: int) -> None:

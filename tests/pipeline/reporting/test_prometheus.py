@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,15 +115,16 @@ def select_task_gauges(metrics: RunMetrics) -> dict[tuple[str, str, str], float]
 
 
 def test_failures_and_retries_are_counted(plan: RunPlan) -> None:
-    """Failed tasks and repeated attempts are counted."""
+    """Failed tasks and tasks whose process had died are counted."""
     Path(plan.splits[1].files[0].location).unlink()
     events: list[Event] = []
     metrics = RunMetrics(plan)
     with contextlib.suppress(RunAborted):
         for event in run_inline(plan):
             if isinstance(event, TaskFinished) and event.task_id == plan.splits[0].key:
-                plan.folder("extract").count_attempt(event.task_id)
-            metrics.record(event)
+                metrics.record(replace(event, num_deaths=1))
+            else:
+                metrics.record(event)
             events.append(event)
     assert metrics.gauges["corpusmill_tasks_failed", "extract", ""] == 1
     assert metrics.gauges["corpusmill_tasks_done", "extract", ""] == 3

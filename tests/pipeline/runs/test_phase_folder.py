@@ -96,27 +96,13 @@ def test_two_processes_may_commit_the_same_task(folder: PhaseFolder) -> None:
     assert folder.root.read_bytes("u0.txt") == b"same"
 
 
-def test_attempts_are_counted_until_the_next_begin(folder: PhaseFolder) -> None:
-    """A task that kills its process can be given up after a number of attempts."""
-    assert [
-        folder.count_attempt("u0"),
-        folder.count_attempt("u0"),
-        folder.count_attempt("u1"),
-    ] == [1, 2, 1]
-    assert [folder.get_num_attempts(task_id) for task_id in ("u0", "u1", "u2")] == [2, 1, 0]
-    folder.begin()
-    assert folder.count_attempt("u0") == 1
-
-
 def test_a_finished_phase_has_a_summary(folder: PhaseFolder) -> None:
     """It survives the next `begin`."""
     assert not folder.is_complete()
     with pytest.raises(FileNotFoundError):
         folder.summary()
     summary = {"task_ids": 1, "of": "0f3a", "counters": COUNTERS}
-    folder.count_attempt("u0")
     folder.finish(summary)
-    assert not folder.root.child(".attempts").list_names()
     folder.begin()
     assert (folder.summary(), folder.is_complete()) == (summary, True)
 
@@ -177,7 +163,7 @@ def test_a_folder_that_is_not_on_this_machine_is_reported(tmp_path: Path) -> Non
     elsewhere = PhaseFolder(open_store(tmp_path / "extract-00ff"))
     message = r"extract-00ff is not on \S+: .* storage that all machines share"
     with pytest.raises(FileNotFoundError, match=message):
-        elsewhere.count_attempt("u0")
+        elsewhere.check_shared()
     assert not elsewhere.path("").exists()
 
 
