@@ -43,7 +43,9 @@ class EngineAdvanced(Settings):
         "documents.",
     )
     max_attempts: int = Field(
-        default=3, ge=1, description="How often a task is started when its process dies."
+        default=3,
+        ge=1,
+        description="How often a task is started when its process dies; lost machines do not count.",
     )
 
 

@@ -136,7 +136,9 @@ def _run_in_worker(
     run_group: Sequence[Any], group: Sequence[str], num_deaths: int
 ) -> Iterator[str]:
     """Run a group. The reference is in a sequence, because Ray loads other arguments for each call."""
-    yield from _load(run_group[0])(group, num_deaths)
+    # Ray sends values into this generator. `yield from` would pass them on to a list.
+    for report in _load(run_group[0])(group, num_deaths):  # noqa: UP028
+        yield report
 
 
 @functools.lru_cache(maxsize=1)

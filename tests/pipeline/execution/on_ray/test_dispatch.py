@@ -6,17 +6,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pipeline.execution.on_ray.dispatch import dispatch
 from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.on_ray.worker import report_group
 from pipeline.execution.task import TaskResult
+from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
 from pipeline.processes import list_descendants
 from storage.local import read_umask
@@ -83,6 +85,21 @@ class Waiting(Noted):
             time.sleep(0.01)
 
 
+class Endless(Extract):
+    """After its documents, a task waits for a file."""
+
+    @property
+    def gate(self) -> Path:
+        """The file."""
+        return Path(self.folder.path("gate"))
+
+    def read(self, task_id: str, writer: Any) -> Generator[pa.Table]:
+        """Yield the documents, and wait."""
+        yield from super().read(task_id, writer)
+        while not self.gate.exists():
+            time.sleep(0.05)
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + DEADLINE_S
@@ -138,6 +155,26 @@ def test_a_death_counts_for_the_task_of_the_process(small: Small) -> None:
     deaths = {result.task_id: result.num_deaths for result in results}
     assert deaths == {**dict.fromkeys(TASK_IDS, 0), "second": 1}
     assert phase.count_attempts() == [1, 2, 1, 1, 1]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("shared_ray")
+def test_documents_are_reported_while_a_task_runs(small: Small) -> None:
+    """The task waits until the driver knows how many it has read."""
+    phase = Endless(small.plan(engine={"kind": "ray"}))
+    phase.folder.begin()
+    (task_id,) = phase.task_ids()
+    reported: list[tuple[str, float]] = []
+
+    def on_documents(*report: Any) -> None:
+        reported.append(report)
+        phase.gate.touch()
+
+    with RayEngine(phase.config.engine) as engine:
+        engine.on_documents = on_documents
+        (result,) = engine.run_tasks(phase, [task_id])
+    assert (result.failed, result.num_documents) == (None, 3)
+    assert reported[-1] == (task_id, 3.0)
 
 
 @pytest.mark.ray
