@@ -67,26 +67,28 @@ def list_removals(run: RunFolder, keep: Use) -> list[Removal]:
 
 def _list_outputs(folder: PhaseFolder, phase: type[Phase], keep: Use) -> Iterator[Removal]:
     unused = USES[: USES.index(keep)]
-    suffixes = [each.suffix for each in phase.artifacts() if each.last_use in unused]
-    present = frozenset(folder.root.list_names()) if suffixes else frozenset[str]()
-    sizes: dict[str, int] = {}
-    if any(name.endswith(tuple(suffixes)) for name in present):
-        for record in folder.intact_records(folder.list_done()):
-            for name in present.intersection(record["outputs"]):
-                artifact = phase.find_artifact(name)
-                if artifact is not None and artifact.suffix in suffixes:
-                    sizes[name] = record["outputs"][name]["bytes"]
-    if sizes:
-        yield Removal(folder, tuple(suffixes), tuple(sizes), sum(sizes.values()))
+    suffixes = tuple(each.suffix for each in phase.artifacts() if each.last_use in unused)
+    endings = tuple(f".{suffix}" for suffix in suffixes)
+    if not any(name.endswith(endings) for name in folder.root.list_names()):
+        return  # without reading the records
+    sizes = _read_sizes(folder)
+    files = tuple(name for name in sizes if name.endswith(endings))
+    yield Removal(folder, suffixes, files, sum(sizes[name] for name in files))
 
 
 def _list_folder(folder: PhaseFolder) -> Removal:
+    sizes = _read_sizes(folder)
+    return Removal(folder, (), tuple(sizes), sum(sizes.values()))
+
+
+def _read_sizes(folder: PhaseFolder) -> dict[str, int]:
+    """Return the bytes of each output that is there."""
     present = frozenset(folder.root.list_names())
     sizes: dict[str, int] = {}
     for record in folder.intact_records(folder.list_done()):
         for name in present.intersection(record["outputs"]):
             sizes[name] = record["outputs"][name]["bytes"]
-    return Removal(folder, (), tuple(sizes), sum(sizes.values()))
+    return sizes
 
 
 def clean(run: RunFolder, keep: Use) -> None:
