@@ -6,7 +6,8 @@ import ctypes
 import importlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pipeline.start_up import postpone_garbage_collection
 
@@ -66,16 +67,25 @@ def unshare_umask() -> bool:
 
 
 def start_workers(num_workers: int) -> None:
-    """Let the workers of a local Ray import what tasks need, before the first task."""
+    """Let the workers of a local Ray import what they need, before the first task.
+
+    One of them will dispatch tasks. When it does, Ray starts another one.
+    """
     import ray
 
     task = ray.remote(num_cpus=1)(_import_packages)
-    for _ in range(num_workers):
-        task.remote()
+    for_tasks = ("pipeline.execution.on_ray.worker", "pipeline.phases.registry")
+    started = [task.remote(for_tasks) for _ in range(num_workers - 1)]
+    # Ray prefers the worker whose last task ended last.
+    task.remote(["ray.data"], started)
 
 
-def _import_packages() -> None:
-    # 2 s of CPU: Ray Data, and the stages with their libraries.
+def _import_packages(names: Sequence[str], wait_for: Sequence[Any] = ()) -> None:
+    """Import packages, which takes up to 1 s of CPU, and wait for other Ray tasks."""
     with postpone_garbage_collection():
-        for name in ("pipeline.execution.on_ray.worker", "pipeline.phases.registry"):
+        for name in names:
             importlib.import_module(name)
+    if wait_for:
+        import ray
+
+        ray.wait([*wait_for], num_returns=len(wait_for))
