@@ -73,7 +73,7 @@ def start_workers(num_workers: int) -> None:
     """
     import ray
 
-    task = ray.remote(num_cpus=1)(_import_packages)
+    task: Any = ray.remote(num_cpus=1)(_import_packages)
     for_tasks = ("pipeline.execution.on_ray.worker", "pipeline.phases.registry")
     started = [task.remote(for_tasks) for _ in range(num_workers - 1)]
     # Ray prefers the worker whose last task ended last.
