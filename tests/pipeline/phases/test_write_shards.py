@@ -13,11 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.capacity.estimate import estimate
-from pipeline.capacity.fit import fit
-from pipeline.capacity.model import Cluster
 from pipeline.capacity.task_groups import divide_tasks
-from pipeline.execution.inline import InlineEngine, run_group
+from pipeline.execution.inline import run_group
 from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.phases.write_shards import WriteShards
 from pipeline.runs.phase_folder import PhaseFolder
@@ -182,34 +179,3 @@ def test_more_memory_reads_more_shards_at_once(
     assert sum(sizes) == 1000
     sizes = [len(group) for group in divide_tasks(phase, task_ids, num_slots=125)]
     assert max(sizes) == min(expected, 2)
-
-
-@pytest.mark.parametrize("tasks_per_read", [1, 3])
-def test_the_estimate_counts_the_files_that_a_run_opens(
-    three_files: Small,
-    opened: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tasks_per_read: int,
-) -> None:
-    """The number of files opened by write_shards is exact, with and without groups."""
-    counted = classmethod(lambda *_: tasks_per_read)
-    monkeypatch.setattr(WriteShards, "count_tasks_per_read", counted)
-    run, _ = three_files.run(**SETTINGS)
-    plan, rates = three_files.plan(**SETTINGS), fit([run])
-    phase = WriteShards(plan)
-    phase.folder.delete_records()
-    phase.folder.begin()
-    opened.clear()
-    engine = InlineEngine(plan.config.engine)
-    results = list(engine.run_tasks(phase, phase.task_ids()))
-    assert not any(result.failed for result in results)
-    found = estimate(
-        plan.config,
-        rates,
-        Cluster(nodes=1, cores=1, memory_gb=64),
-        num_files=NUM_SPLITS,
-        input_bytes=float(sum(split.num_bytes for split in plan.splits)),
-    )
-    (estimated,) = (each for each in found.phases if each.name == phase.name)
-    assert estimated.num_opened == opened["tokens.bin"] + opened["documents.arrow"]
-    assert len(results) == estimated.num_tasks
