@@ -217,9 +217,7 @@ def measure_small_columns(num_bytes: float, num_rows: float) -> tuple[float, flo
 
 def count_puts(num_bytes: float) -> int:
     """Return the requests that upload a file of that size."""
-    if num_bytes <= SINGLE_PUT_BYTES:
-        return 1
-    return math.ceil(num_bytes / PART_BYTES) + 2
+    return 1 if num_bytes <= SINGLE_PUT_BYTES else math.ceil(num_bytes / PART_BYTES) + 2
 
 
 def _is_read(read: Read, phase: type[Phase], config: RunConfig) -> bool:
@@ -227,9 +225,7 @@ def _is_read(read: Read, phase: type[Phase], config: RunConfig) -> bool:
         return Rule.from_config(config) is not None
     if read.artifact is Extract.hashes and phase is ExactDedup:
         return config.exact_dedup is not None and config.exact_dedup.by == "text"
-    if read.artifact is Extract.hashes:
-        return config.paragraph_dedup.keep != "keep_all"
-    return True
+    return read.artifact is not Extract.hashes or config.paragraph_dedup.keep != "keep_all"
 
 
 # The filters of select read all columns but the text.

@@ -149,18 +149,16 @@ WORK_COLUMNS: Columns = {
     "hours": lambda phase: _format_known(phase, _format_hours(phase.hours)),
     "idle": lambda phase: f"{phase.idle_share:.0%}",
 }
-DISK_COLUMNS: Columns = {
+STORE_COLUMNS: Columns = {
     "read": lambda phase: _format_bytes(phase.bytes_read),
     "written": lambda phase: _format_known(phase, _format_bytes(phase.bytes_written)),
-}
-STORE_COLUMNS: Columns = {
-    **DISK_COLUMNS,
     "GETs": lambda phase: _format_count(phase.num_gets),
     "PUTs": lambda phase: _format_count(phase.num_puts),
     "GETs per s": lambda phase: _format_known(phase, f"{phase.gets_per_s:,.0f}"),
     "latency s": lambda phase: f"{phase.latency_s:,.1f}",
     "scratch GB": lambda phase: f"{phase.scratch_gb:,.0f}",
 }
+DISK_COLUMNS = {name: STORE_COLUMNS[name] for name in ("read", "written", "scratch GB")}
 # Title of a column with a total -> the quantity.
 TOTALS = {
     "files": "num_files",

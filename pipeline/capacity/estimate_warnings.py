@@ -94,7 +94,7 @@ def _check_idle_cores(phase: PhaseEstimate, total_hours: float) -> Iterator[str]
         f"{phase.name}: {format_count(phase.num_tasks, 'task')} on "
         f"{format_count(phase.slots, 'slot')}: {phase.idle_share:.0%} of its core-hours are idle"
     )
-    if phase.num_tasks <= phase.slots:
+    if phase.num_tasks <= phase.slots or phase.idle_share > 1 / 2:  # one wave of groups
         yield f"{message}; fewer cores are as fast"
     else:
         yield f"{message} in the last wave"
@@ -119,8 +119,8 @@ def _check_size(found: RunEstimate) -> Iterator[str]:
     num_snapshots = found.amounts["documents"] / SNAPSHOT_DOCUMENTS
     if num_snapshots > MAX_SNAPSHOTS:
         yield (
-            f"the input is {num_snapshots:,.1f} snapshots of Common Crawl; run each in a run_dir of "
-            f"its own (input.common_crawl.crawl): their phases, and their failures, stay small"
+            f"the input is {num_snapshots:,.1f} snapshots of Common Crawl; run each in another "
+            f"run_dir (input.common_crawl.crawl), so that tasks stay small"
         )
     (num_shards,) = (p.num_tasks for p in found.phases if p.name == "write_shards")
     if num_shards > MAX_SHARDS:
@@ -166,11 +166,11 @@ def _check_serial_memory(found: RunEstimate) -> Iterator[str]:
 def _check_requests(found: RunEstimate) -> Iterator[str]:
     largest = max(found.phases, key=lambda phase: phase.request_price)
     if found.request_price > MAX_REQUEST_PRICE:
-        settings = {"write_shards": "write_shards.shard_tokens"}
-        setting = settings.get(largest.name, "input.files_per_split")
+        is_split = largest.name != "write_shards"
         yield (
             f"requests to the object store cost {found.request_price:,.0f} $, "
-            f"{largest.request_price:,.0f} of them in {largest.name}; raise {setting}"
+            f"{largest.request_price:,.0f} of them in {largest.name}; "
+            f"raise {'input.files_per_split' if is_split else 'write_shards.shard_tokens'}"
         )
     for phase in found.phases:
         hours = phase.num_gets / costs.MAX_GETS_PER_S / 3600

@@ -329,8 +329,8 @@ class CostModel:
             self.count_ranges(phase) if find_cost(phase).uses_scratch else num_tasks
         )
         num_waves = math.ceil(num_ranges / max(1, slots))
-        num_parallel = min(traffic.parallel_gets, traffic.gets)
-        num_in_turn = num_requests - num_parallel + num_parallel / NUM_CONNECTIONS
+        share_saved = 1 - 1 / NUM_CONNECTIONS
+        num_in_turn = num_requests - share_saved * min(traffic.parallel_gets, traffic.gets)
         wait_s = num_in_turn * costs.LATENCY_S / num_ranges
         mean_s = sum(cpu_s.values()) / num_ranges + wait_s
         num_groups = count_groups(1, num_ranges, slots, mean_s)
@@ -384,9 +384,11 @@ class CostModel:
             return 0
         num_own, num_sources = self.count_splits_per_range(phase)
         num_groups = math.ceil(self.num_splits / num_own)
-        group_bytes = self._measure_rows(phase) / num_groups
-        memory_mb = self.config.engine.memory_mb
-        return num_groups * costs.count_exchange_tasks(group_bytes, memory_mb, num_sources)
+        return num_groups * costs.count_exchange_tasks(
+            self._measure_rows(phase) / num_groups,
+            self.config.engine.memory_mb,
+            num_sources,
+        )
 
     def count_splits_per_range(self, phase: type[Phase]) -> tuple[int, int]:
         """Return the own splits of which one range has rows, and these with those of previous runs."""
@@ -460,9 +462,8 @@ class CostModel:
             return dict.fromkeys(kinds, 0.0) if num_tasks else {}
         # Files of a range have a part for each split, so their fixed bytes are per split.
         cost = find_cost(phase)
-        num_parts = num_tasks
-        if cost.exchanges is not None and phase.task_kind != "splits":
-            num_parts *= self.count_splits_per_range(phase)[0]
+        has_ranges = cost.exchanges is not None and phase.task_kind != "splits"
+        num_parts = num_tasks * (self.count_splits_per_range(phase)[0] if has_ranges else 1)
         written: dict[str, float] = {}
         for artifact in phase.artifacts():
             if artifact.kind in kinds and artifact.kind in rates.bytes:
@@ -474,7 +475,7 @@ class CostModel:
     def _estimate_traffic(self, phase: type[Phase]) -> _Traffic:
         """Return what the tasks of a phase read and write, by how many requests."""
         num_tasks, traffic = self.count_tasks(phase), _Traffic()
-        opened: set[str] = set()
+        opened: set[str] = set()  # parents, whose records are read
         for read in list_reads(phase, self.config):
             parent = registry.find_phase(read.artifact.phase)
             if read.artifact.kind in self._estimate_written(parent):
@@ -490,10 +491,9 @@ class CostModel:
         if not self.is_in_bucket:
             traffic.gets = traffic.puts = 0.0
         if phase is Extract:
-            file_bytes = self.amounts["input"] / self.num_files
             traffic.bytes_read = self.amounts["input"]
-            if self.is_input_remote:
-                traffic.gets += self.num_files * math.ceil(file_bytes / REQUEST_BYTES)
+            per_file = math.ceil(self.amounts["input"] / self.num_files / REQUEST_BYTES)
+            traffic.gets += self.num_files * per_file * self.is_input_remote
         return traffic
 
     def _add_read(

@@ -123,7 +123,7 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
             400_000,
             HERE,
             [],
-            "4.4 snapshots of Common Crawl; run each in a run_dir of its own",
+            "4.4 snapshots of Common Crawl; run each in another run_dir",
         ),
         (90_000, BUSY, [IN_BUCKET], "fuzzy_clusters: its tasks write"),
         (

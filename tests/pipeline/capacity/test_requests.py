@@ -62,7 +62,7 @@ def config(
 
 
 def count_requests(config: RunConfig) -> dict[str, Counter[str]]:
-    """Run the config; return phase -> its requests, as if each task ran in a process of its own."""
+    """Run the config; return phase -> its requests, as if each task ran in another process."""
     counts: dict[str, Counter[str]] = {}
     before = requests.copy()
     for event in run(make_plan(config)):
