@@ -6,8 +6,9 @@ import contextlib
 import functools
 import mmap
 import re
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,9 @@ PART_BYTES = 64 << 20
 
 # Requests at a time when many small files are read.
 NUM_CONNECTIONS = 16
+
+# Reads whose results may wait until they are taken.
+READ_AHEAD = 4 * NUM_CONNECTIONS
 
 CHECK_TIMEOUT_S = 5.0
 
@@ -231,8 +235,14 @@ class ObjectStore(Store):
     def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> Iterator[T]:
         """Yield `read(item)` of each item, in order, several at a time to hide the latency."""
         with ThreadPoolExecutor(NUM_CONNECTIONS) as threads:
-            # Executor.map keeps the order of the items.
-            yield from threads.map(read, items)
+            # Not Executor.map: it would read all items, however slowly they are taken.
+            pending: deque[Future[T]] = deque()
+            for item in items:
+                pending.append(threads.submit(read, item))
+                if len(pending) == READ_AHEAD:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
 
     # ---- writing ----
 

@@ -184,7 +184,7 @@ def write_one_cluster(phase: FuzzyClusters) -> None:
 def read_keys(phase: WriteShards) -> None:
     """Read a millionth of the keys of every split, as `WriteShards.run` does first."""
     for split in phase.plan.splits:
-        phase._read(split, [0, 2**44])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        phase._read(split, 0, 2**44)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def link_outputs(phase: SplitPhase, seeds: RunPlan) -> None:
@@ -269,7 +269,9 @@ def list_snapshot_groups(
         groups = divide(
             [f"{number:06d}" for number in range(phase.num_tasks)],
             [1.0] * phase.num_tasks,
-            phase_class.count_tasks_per_read(config),
+            phase_class.count_group_tasks(
+                config, found.num_splits, phase.num_tasks, num_slots
+            ),
             num_slots,
             sum(seconds) / phase.num_tasks if seconds else None,
         )

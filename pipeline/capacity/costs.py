@@ -13,16 +13,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from pipeline.capacity.calibration import Line
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
-from pipeline.phases.dedup.exact_dedup import BYTES_PER_DOCUMENT, ExactDedup
-from pipeline.phases.dedup.fuzzy_clusters import (
+from pipeline.phases.dedup.exact_dedup import BYTES_PER_DOCUMENT, ExactDedup, ExactHashes
+from pipeline.phases.dedup.fuzzy_candidates import (
     BYTES_PER_BAND_HASH,
-    MAX_MEMBERS_PER_TASK,
-    FuzzyClusters,
-    Rule,
+    FuzzyCandidates,
+    FuzzyNgrams,
 )
+from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.merge_forests import HELD_BYTES
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH, ParagraphDedup
@@ -57,19 +58,19 @@ AMOUNTS: Mapping[str, tuple[str, str]] = {
     "tokens": ("tokenize", "tokens"),
 }
 
-# ---- An exchange of rows between all splits. A cell is what one task reads of one split.
+# ---- An exchange of rows between all splits. A cell is what one task reads of one file.
 
-MAX_CELLS = 2**21  # of a phase, where each task reads all splits
-MAX_EXCHANGE_TASKS = 256  # a power of two, as the number of tasks is
 GETS_PER_CELL = 1  # of exactly its rows
-GETS_PER_EXCHANGE_TASK = 1  # the index of all splits
-GETS_PER_SLICE = 2  # on the way back: a slice of a task's output for one split
+GETS_PER_INDEX = 3  # of a task, for the places of its rows in all files
+GETS_PER_HASH_FILE = 8  # of one task that reads a file of segments as a whole
+GETS_PER_MERGED_FILE = 2  # the tail, and the part of a task
 GETS_PER_TOKEN_CELL = 2  # of each of the two files that write_shards reads
 GETS_PER_RECORD = 1  # a done-record; its task's outputs are verified with it
 
 # ---- An object store
 
 PUTS_PER_TASK = 2  # the done-record, and the attempt
+REQUESTS_PER_PHASE = 1  # its summary
 # Amazon S3, us-east-1, standard storage (aws.amazon.com/s3/pricing, 2026): $ per request.
 GET_PRICE, PUT_PRICE = 0.40e-6, 5e-6
 # Of one prefix, before S3 has divided it (docs.aws.amazon.com, "Optimizing Amazon S3 performance").
@@ -90,9 +91,9 @@ LARGEST_TASK = 1.1
 # 70 %. It holds 24 bytes for each.
 BYTES_PER_PARAGRAPH = 0.7 * 24
 
-# Bytes of the n-gram sets that are compared, as a share of all sets. Each of the 16 bands of a
-# document may ask for its set; 1 to 10 % of band hashes are shared. An assumption, not measured.
-WANTED_NGRAMS = 16 * 0.1
+# Share of band hashes that several documents have: 1 to 10 %. An assumption, where it was not
+# measured. Each of the 16 bands of a document may ask for its n-grams, 0.65 bytes per character.
+SHARED_BANDS = 0.1
 
 # Memory and seconds of the task that merges clusters, per document with near-duplicates; from
 # 2**32 of them on, positions take more. Measured: 1.1 us at 4 million documents with 5 pairs each.
@@ -117,18 +118,14 @@ class Read:
         artifact: the file.
         cut_by: the phase whose tasks are ranges of the file, or MERGED. None: each task reads the
             file of its split, from its start to its end.
-        gets: requests per range.
-        share: the share of the file's bytes that is read.
+        gets: requests per range. Of a whole file, None: those of a sequential read.
         small_columns_of: the amount of the rows, where only columns without the text are read.
-        is_copied: tasks, one per split, write these bytes to files of their own before.
     """
 
     artifact: Artifact
     cut_by: str | None = None
-    gets: int = GETS_PER_CELL
-    share: float = 1.0
+    gets: int | None = None
     small_columns_of: str | None = None
-    is_copied: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,7 @@ class PhaseCost:
         exchanges: the amount of the rows that tasks exchange between all splits, by ranges.
         bytes_per_row: memory per row of a range.
         uses_scratch: whether a range is always in local scratch, not only if memory is too small.
+        assumed: kind of file -> its bytes, where they were not measured.
     """
 
     grows_with: str = "documents"
@@ -155,6 +153,7 @@ class PhaseCost:
     exchanges: str | None = None
     bytes_per_row: float = 0.0
     uses_scratch: bool = False
+    assumed: Mapping[str, Line] = field(default_factory=dict[str, Line])
 
     def step_amount(self, step: str) -> str:
         """Return the amount that the CPU seconds of a step grow with."""
@@ -183,19 +182,6 @@ def is_written(artifact: Artifact, config: RunConfig) -> bool:
     return artifact is not Annotate.bands or minhash is not None
 
 
-def count_exchange_tasks(range_bytes: float, memory_mb: int, num_sources: int) -> int:
-    """Return the number of tasks of an exchange: a power of two.
-
-    Args:
-        range_bytes: memory of all rows together.
-        memory_mb: of a task; the rows of its range take half, unless there would be too many tasks.
-        num_sources: splits that each task reads.
-    """
-    most = min(MAX_EXCHANGE_TASKS, max(1, MAX_CELLS // max(1, num_sources)))
-    wanted = max(1.0, range_bytes / (memory_mb * 2**19))
-    return min(2 ** int(math.log2(most)), 2 ** math.ceil(math.log2(wanted)))
-
-
 def count_sequential_gets(num_bytes: float) -> int:
     """Return the requests that read an object from its start to its end (storage/object_file.py)."""
     count, stride, left = 1, TAIL_BYTES, num_bytes - TAIL_BYTES
@@ -221,9 +207,7 @@ def count_puts(num_bytes: float) -> int:
 
 
 def _is_read(read: Read, phase: type[Phase], config: RunConfig) -> bool:
-    if read.artifact is Annotate.ngrams:
-        return Rule.from_config(config) is not None
-    if read.artifact is Extract.hashes and phase is ExactDedup:
+    if read.artifact is Extract.hashes and phase is ExactHashes:
         return config.exact_dedup is not None and config.exact_dedup.by == "text"
     return read.artifact is not Extract.hashes or config.paragraph_dedup.keep != "keep_all"
 
@@ -231,19 +215,20 @@ def _is_read(read: Read, phase: type[Phase], config: RunConfig) -> bool:
 # The filters of select read all columns but the text.
 _SCORES = Read(Annotate.documents, small_columns_of="scored")
 _FILTERED = PhaseCost(
-    "scored", reads=(_SCORES, Read(FuzzyDedup.dropped, MERGED, GETS_PER_SLICE))
+    "scored", reads=(_SCORES, Read(FuzzyDedup.dropped, MERGED, GETS_PER_MERGED_FILE))
 )
 
 COSTS: dict[str, PhaseCost] = {
     "extract": PhaseCost("text", steps={"read": "content"}, holds={"paragraphs": 64}),
-    "exact_dedup": PhaseCost(
-        "documents",
+    "exact_hashes": PhaseCost(
         holds={"documents": 16},
         reads=(
             Read(Extract.documents, small_columns_of="documents"),
             Read(Extract.hashes),
-            Read(ExactDedup.contents, "exact_dedup"),
         ),
+    ),
+    "exact_dedup": PhaseCost(
+        reads=(Read(ExactHashes.contents, "exact_dedup"),),
         exchanges="documents",
         bytes_per_row=BYTES_PER_DOCUMENT,
     ),
@@ -266,32 +251,42 @@ COSTS: dict[str, PhaseCost] = {
         holds={"band_hashes": 64, "paragraphs": BYTES_PER_PARAGRAPH},
         reads=(
             Read(Extract.documents),
-            Read(Extract.hashes),
-            Read(ParagraphDedup.repeated, "paragraph_dedup", GETS_PER_SLICE),
-            Read(SubstringDedup.repeated, "substring_dedup", GETS_PER_SLICE),
+            Read(Extract.hashes, gets=GETS_PER_HASH_FILE),
+            Read(ExactDedup.found, MERGED, GETS_PER_MERGED_FILE),
+            Read(ParagraphDedup.repeated, "paragraph_dedup"),
+            Read(SubstringDedup.repeated, "substring_dedup"),
         ),
+    ),
+    "fuzzy_candidates": PhaseCost(
+        "band_hashes",
+        reads=(Read(Annotate.bands, "fuzzy_candidates"),),
+        exchanges="band_hashes",
+        bytes_per_row=BYTES_PER_BAND_HASH,
+        assumed={
+            "candidates": Line(rate=25 * SHARED_BANDS),
+            "wanted": Line(rate=8 * SHARED_BANDS),
+        },
+    ),
+    "fuzzy_ngrams": PhaseCost(
+        "left",
+        holds={"left": 0.65},
+        reads=(Read(FuzzyCandidates.wanted, "fuzzy_candidates"), Read(Annotate.ngrams)),
+        assumed={"sets": Line(rate=0.65 * 16 * SHARED_BANDS)},
     ),
     "fuzzy_clusters": PhaseCost(
         "band_hashes",
         reads=(
-            Read(Annotate.bands, "fuzzy_clusters"),
-            # Each file of n-grams is read once. Requests for sets, and the sets, are cells.
-            Read(Annotate.ngrams),
-            Read(
-                Annotate.ngrams,
-                "fuzzy_clusters",
-                2 * GETS_PER_CELL,
-                WANTED_NGRAMS,
-                is_copied=True,
-            ),
+            Read(FuzzyCandidates.candidates),
+            Read(FuzzyNgrams.sets, "fuzzy_clusters"),
         ),
         exchanges="band_hashes",
         bytes_per_row=BYTES_PER_BAND_HASH,
+        uses_scratch=True,
     ),
     "fuzzy_dedup": PhaseCost(
         "clustered",
         holds={"clustered": 100},
-        reads=(Read(FuzzyClusters.forest, MERGED, GETS_PER_SLICE),),
+        reads=(Read(FuzzyClusters.forest, MERGED, GETS_PER_MERGED_FILE),),
         count_tasks=lambda _, amounts: max(1, amounts["clustered"] / MAX_MEMBERS_PER_TASK),
     ),
     "signal_percentiles": PhaseCost("scored", reads=(_SCORES,)),

@@ -166,7 +166,8 @@ def _check_serial_memory(found: RunEstimate) -> Iterator[str]:
 def _check_requests(found: RunEstimate) -> Iterator[str]:
     largest = max(found.phases, key=lambda phase: phase.request_price)
     if found.request_price > MAX_REQUEST_PRICE:
-        is_split = largest.name != "write_shards"
+        is_upload = costs.PUT_PRICE * largest.num_puts > largest.request_price / 2
+        is_split = largest.name != "write_shards" or not is_upload
         yield (
             f"requests to the object store cost {found.request_price:,.0f} $, "
             f"{largest.request_price:,.0f} of them in {largest.name}; "

@@ -146,6 +146,10 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
         fault = f"{run.run_dir}: the run is not finished; only a finished run can be a calibration"
         raise ConfigError([fault])
     split_amounts = _read_split_amounts(run)
+    totals: defaultdict[str, float] = defaultdict(float)
+    for amounts in split_amounts.values():
+        for name, amount in amounts.items():
+            totals[name] += amount
     processes: set[tuple[str, str]] = set()
     task_ids: set[tuple[str, str]] = set()
     for event in run.read_events():
@@ -170,7 +174,8 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
             # A task that is run again may be in a process that has grown with other tasks.
             peak_mb=0.0 if is_repeated else event["peak_mb"] or 0.0,
             is_first=is_first,
-            amounts=_read_task_amounts(record, split_amounts.get(event["task_id"])),
+            amounts=split_amounts.get(event["task_id"])
+            or _read_task_amounts(record, totals, run.folder(phase).summary()["task_ids"]),
             num_splits=len(run.splits),
             bytes=_sum_bytes(phase, record),
         )
@@ -179,12 +184,13 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
         raise ConfigError([fault])
 
 
-def _read_task_amounts(record: Mapping[str, Any], split_amounts: Amounts | None) -> Amounts:
-    """Return the amounts of the task's split, or for a partition what its own record counts."""
-    if split_amounts is not None:
-        return split_amounts
-    counts = record["counters"]["counts"]
-    return {amount: float(counts.get(amount, 0)) for amount in AMOUNTS}
+def _read_task_amounts(
+    record: Mapping[str, Any], totals: Amounts, num_tasks: int
+) -> Amounts:
+    """Return what the record of a partition counts, and of other amounts its share of those of all splits."""
+    counts = record.get("counters", {}).get("counts", {})
+    shares = {name: total / num_tasks for name, total in totals.items()}
+    return {name: float(counts.get(name, shares.get(name, 0.0))) for name in AMOUNTS}
 
 
 def _sum_bytes(phase: str, record: Mapping[str, Any]) -> dict[str, int]:
@@ -255,7 +261,7 @@ def _fit_bytes(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, 
         amount_name = find_cost(phase).artifact_amount(artifact)
         amounts = [sample.get_amount(amount_name) for sample in samples]
         line = fit_line(amounts, [float(sample.bytes.get(kind, 0)) for sample in samples])
-        is_by_range = opens_all_splits(phase) and find_cost(phase).exchanges is not None
+        is_by_range = find_cost(phase).exchanges is not None
         num_splits = samples[0].num_splits if is_by_range else 1
         sizes[kind] = Line(fixed=line.fixed / num_splits, rate=line.rate)
     return sizes
@@ -264,7 +270,7 @@ def _fit_bytes(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, 
 def _fit_base_memory(phase: type[Phase], samples: Sequence[_TaskSample]) -> float:
     """Return the largest peak of memory in MiB, without what the phase declares to hold."""
     held = dict(find_cost(phase).holds)
-    if (rows := find_cost(phase).exchanges) is not None and opens_all_splits(phase):
+    if (rows := find_cost(phase).exchanges) is not None:
         held[rows] = find_cost(phase).bytes_per_row
     peaks: list[float] = []
     for sample in samples:

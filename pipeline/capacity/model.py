@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from pipeline.capacity import costs
-from pipeline.capacity.calibration import Amounts, Calibration, PhaseRates
+from pipeline.capacity.calibration import Amounts, Calibration, Line, PhaseRates
 from pipeline.capacity.costs import AMOUNTS, Read, find_cost, is_written, list_reads
 from pipeline.capacity.fit import find_read_factor
 from pipeline.capacity.resources import make_request
@@ -17,10 +17,13 @@ from pipeline.capacity.task_groups import count_groups
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
+from pipeline.phases.artifact import MergedArtifact
+from pipeline.phases.dedup.fuzzy_candidates import FuzzyNgrams, Rule
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
+from pipeline.runs.exchange import count_partitions
 from storage.object_file import REQUEST_BYTES
 from storage.object_store import NUM_CONNECTIONS
 
@@ -206,7 +209,6 @@ class _Traffic:
     Attributes:
         parallel_gets: those that threads of a task send at the same time.
         range_bytes: read by ranges of all splits.
-        copied_bytes: written for its own tasks to read.
     """
 
     gets: float = 0.0
@@ -214,7 +216,6 @@ class _Traffic:
     puts: float = 0.0
     bytes_read: float = 0.0
     range_bytes: float = 0.0
-    copied_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -321,23 +322,22 @@ class CostModel:
         rates = self.calibration.phases.get(phase.name)
         is_measured, rates = rates is not None, rates or UNMEASURED
         traffic = self._estimate_traffic(phase)
-        written = sum(self._estimate_written(phase).values()) + traffic.copied_bytes
+        written = sum(self._estimate_written(phase).values())
         cpu_s = self._estimate_cpu(phase, rates, num_tasks)
         if num_requests := traffic.gets + traffic.puts:
             cpu_s["requests"] = num_requests * costs.REQUEST_CPU_S
-        num_ranges = (
-            self.count_ranges(phase) if find_cost(phase).uses_scratch else num_tasks
-        )
+        num_ranges = self._count_groups(phase, num_tasks)
         num_waves = math.ceil(num_ranges / max(1, slots))
         share_saved = 1 - 1 / NUM_CONNECTIONS
         num_in_turn = num_requests - share_saved * min(traffic.parallel_gets, traffic.gets)
         wait_s = num_in_turn * costs.LATENCY_S / num_ranges
         mean_s = sum(cpu_s.values()) / num_ranges + wait_s
-        num_groups = count_groups(1, num_ranges, slots, mean_s)
+        num_groups = count_groups(None, num_ranges, slots, mean_s)
         waves_s = (num_waves - 1 + costs.LARGEST_TASK) * mean_s + rates.start_s
         record_s = costs.RECORD_S + self.is_in_bucket * costs.LATENCY_S / NUM_CONNECTIONS
         merged = self.amounts["clustered"] if phase is FuzzyClusters else 0.0
-        serial_s = num_tasks * record_s + merged * costs.MERGE_S
+        serial_s = self._count_record_reads(phase, num_tasks) * record_s
+        serial_s += merged * costs.MERGE_S
         cpu_s["start"] = rates.start_s * min(num_ranges, slots)
         hours = (max(waves_s, num_groups * DISPATCH_S) + serial_s) / 3600
         return PhaseEstimate(
@@ -371,24 +371,30 @@ class CostModel:
             return 0
         if cost.count_tasks is not None:
             return math.ceil(cost.count_tasks(self.config, self.amounts))
-        if cost.exchanges is None:
-            return self.num_splits
-        num_own = self.num_splits if phase.task_kind == "splits" else 0
-        return num_own + self.count_ranges(phase)
+        if cost.exchanges is not None:
+            return self.count_ranges(phase)
+        if phase is FuzzyNgrams:
+            has_rule = Rule.from_config(self.config) is not None
+            return (self.num_splits + self.num_previous_splits) * has_rule
+        return self.num_splits
 
     def count_ranges(self, phase: type[Phase]) -> int:
         """Return the number of ranges in which processes read the files of all splits, of all groups of splits."""
-        if find_cost(phase).uses_scratch:
-            return min(max(1, costs.MAX_CELLS // self.num_splits), self.count_tasks(phase))
+        if find_cost(phase).exchanges is None:
+            return self._count_groups(phase, self.count_tasks(phase))
         if phase is ParagraphDedup and self.config.paragraph_dedup.keep == "keep_all":
             return 0
         num_own, num_sources = self.count_splits_per_range(phase)
         num_groups = math.ceil(self.num_splits / num_own)
-        return num_groups * costs.count_exchange_tasks(
-            self._measure_rows(phase) / num_groups,
-            self.config.engine.memory_mb,
-            num_sources,
-        )
+        group_bytes = math.ceil(self._measure_rows(phase) / num_groups)
+        memory_mb = self.config.engine.get_memory_mb(phase.name)
+        return num_groups * count_partitions(group_bytes, 1, memory_mb, num_sources)
+
+    def _count_groups(self, phase: type[Phase], num_tasks: int) -> int:
+        """Return the number of tasks, or of groups of tasks that read their input at once."""
+        slots = self._count_slots(phase)
+        group = phase.count_group_tasks(self.config, self.num_splits, num_tasks, slots)
+        return math.ceil(num_tasks / (group or 1))
 
     def count_splits_per_range(self, phase: type[Phase]) -> tuple[int, int]:
         """Return the own splits of which one range has rows, and these with those of previous runs."""
@@ -413,6 +419,12 @@ class CostModel:
         by_memory = self.cluster.memory_gb * 1e9 / (request.memory_mb * 2**20)
         return self.cluster.nodes * int(min(by_cores, by_memory))
 
+    def _count_record_reads(self, phase: type[Phase], num_tasks: int) -> int:
+        """Return how many records the driver reads, for their sum, the places of segments, and the parents' rows."""
+        num_own = num_tasks * (1 + sum(each.has_segments for each in phase.artifacts()))
+        has_rows = find_cost(phase).exchanges is not None
+        return num_own + self.count_splits_per_range(phase)[1] * has_rows
+
     # ---- CPU and memory
 
     def _estimate_cpu(
@@ -435,13 +447,10 @@ class CostModel:
     def _estimate_held(self, phase: type[Phase], num_tasks: int) -> float:
         """Return the bytes that the largest task holds. A range takes half of the memory at most."""
         cost = find_cost(phase)
-        num_parts = self.num_splits if phase.task_kind == "splits" else num_tasks
         held = sum(per_item * self.amounts[name] for name, per_item in cost.holds.items())
-        half_bytes = self.config.engine.memory_mb * 2**19
-        return max(
-            costs.LARGEST_TASK * held / num_parts,
-            min(self._measure_range(phase), half_bytes),
-        )
+        half_bytes = self.config.engine.get_memory_mb(phase.name) * 2**19
+        largest = costs.LARGEST_TASK * held / num_tasks
+        return max(largest, min(self._measure_range(phase), half_bytes))
 
     def _measure_range(self, phase: type[Phase]) -> float:
         """Return the bytes of memory of the rows of the largest range of an exchange."""
@@ -455,21 +464,25 @@ class CostModel:
 
     def _estimate_written(self, phase: type[Phase]) -> dict[str, float]:
         """Return kind of file -> bytes written by all tasks of a phase; 0 where they were not measured."""
-        num_tasks = self.count_tasks(phase)
+        num_tasks, cost = self.count_tasks(phase), find_cost(phase)
         rates = self.calibration.phases.get(phase.name)
-        kinds = [each.kind for each in phase.artifacts() if is_written(each, self.config)]
-        if not num_tasks or rates is None:
-            return dict.fromkeys(kinds, 0.0) if num_tasks else {}
+        measured = (
+            rates.bytes
+            if rates
+            else {artifact.kind: Line() for artifact in phase.artifacts()}
+        )
+        lines = {**cost.assumed, **measured}
+        if not self.calibration.amounts.get("clustered"):
+            lines |= cost.assumed
         # Files of a range have a part for each split, so their fixed bytes are per split.
-        cost = find_cost(phase)
-        has_ranges = cost.exchanges is not None and phase.task_kind != "splits"
-        num_parts = num_tasks * (self.count_splits_per_range(phase)[0] if has_ranges else 1)
+        num_parts = num_tasks
+        if cost.exchanges is not None:
+            num_parts *= self.count_splits_per_range(phase)[0]
         written: dict[str, float] = {}
         for artifact in phase.artifacts():
-            if artifact.kind in kinds and artifact.kind in rates.bytes:
+            if num_tasks and artifact.kind in lines and is_written(artifact, self.config):
                 amount = self.amounts[cost.artifact_amount(artifact)]
-                line = rates.bytes[artifact.kind]
-                written[artifact.kind] = line.predict(amount, num_parts)
+                written[artifact.kind] = lines[artifact.kind].predict(amount, num_parts)
         return written
 
     def _estimate_traffic(self, phase: type[Phase]) -> _Traffic:
@@ -481,11 +494,13 @@ class CostModel:
             if read.artifact.kind in self._estimate_written(parent):
                 self._add_read(traffic, phase, read, num_tasks)
                 opened |= {parent.name} if read.cut_by is None else set()
-        traffic.gets += len(opened) * self.num_splits * costs.GETS_PER_RECORD
-        if find_cost(phase).exchanges is not None:
-            traffic.gets += self.count_ranges(phase) * costs.GETS_PER_EXCHANGE_TASK
-        traffic.gets += num_tasks * costs.GETS_PER_RECORD  # by the driver
+        traffic.gets += len(opened) * num_tasks * costs.GETS_PER_RECORD
+        traffic.gets += self._count_record_reads(phase, num_tasks) * costs.GETS_PER_RECORD
         traffic.puts += num_tasks * costs.PUTS_PER_TASK
+        merged = [each for each in vars(phase).values() if isinstance(each, MergedArtifact)]
+        num_merged = len(merged) + sum(each.has_segments for each in phase.artifacts())
+        traffic.gets += costs.REQUESTS_PER_PHASE
+        traffic.puts += costs.REQUESTS_PER_PHASE + 2 * num_merged  # with a record each
         for num_bytes in self._estimate_written(phase).values():
             traffic.puts += num_tasks * costs.count_puts(num_bytes / num_tasks)
         if not self.is_in_bucket:
@@ -501,38 +516,37 @@ class CostModel:
     ) -> None:
         """Add one kind of file that the tasks of a phase read."""
         parent = registry.find_phase(read.artifact.phase)
-        num_bytes = self._estimate_written(parent)[read.artifact.kind] * read.share
+        num_bytes = self._estimate_written(parent)[read.artifact.kind]
         if read.cut_by == costs.MERGED:
-            traffic.gets += num_tasks * read.gets
+            traffic.gets += num_tasks * (read.gets or 0)
         elif read.cut_by is not None:
             cutter = registry.find_phase(read.cut_by)
             num_own, num_sources = self.count_splits_per_range(cutter)
-            num_read = num_sources if cutter is phase else num_own
-            num_gets = self.count_ranges(cutter) * num_read * read.gets
-            traffic.gets += num_gets
+            # Splits of previous runs get no answer.
+            num_read = num_own if phase.task_kind == "splits" else num_sources
+            num_gets = self.count_ranges(cutter) * num_read
+            num_gets *= read.gets or costs.GETS_PER_CELL
             traffic.parallel_gets += num_gets
+            traffic.gets += num_gets
+            if read.artifact.has_segments:
+                traffic.gets += num_tasks * costs.GETS_PER_INDEX
             num_bytes *= num_read / num_own
-            traffic.range_bytes += num_bytes if cutter is phase else 0.0
+            traffic.range_bytes += num_bytes
         else:
-            num_own, num_files = self.count_splits_per_range(phase)
-            file_bytes = num_bytes / num_own
-            num_gets = costs.count_sequential_gets(file_bytes)
+            file_bytes = num_bytes / self.count_tasks(parent)
+            num_gets = read.gets or costs.count_sequential_gets(file_bytes)
             if read.small_columns_of is not None:
-                num_rows = self.amounts[read.small_columns_of] / num_own
+                num_rows = self.amounts[read.small_columns_of] / self.num_splits
                 num_gets, file_bytes = costs.measure_small_columns(file_bytes, num_rows)
-            traffic.gets += num_files * num_gets
-            num_bytes = num_files * file_bytes
+            traffic.gets += num_tasks * num_gets
+            num_bytes = num_tasks * file_bytes
         traffic.bytes_read += num_bytes
-        if read.is_copied:
-            traffic.copied_bytes += num_bytes
-            per_file = costs.count_puts(num_bytes / self.num_splits) + costs.PUTS_PER_TASK
-            traffic.puts += self.num_splits * per_file
 
     def _estimate_scratch(
         self, phase: type[Phase], num_tasks: int, num_ranges: int, traffic: _Traffic
     ) -> float:
         """Return the bytes of scratch on a machine: outputs before their upload, input, and ranges."""
-        half_bytes = self.config.engine.memory_mb * 2**19
+        half_bytes = self.config.engine.get_memory_mb(phase.name) * 2**19
         per_task = 0.0
         if self.is_in_bucket:
             per_task += sum(self._estimate_written(phase).values()) / num_tasks

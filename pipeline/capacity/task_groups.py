@@ -11,9 +11,6 @@ from collections.abc import Sequence
 
 from pipeline.phases.phase import Phase
 
-# Groups per slot, at least, where the tasks of a group read their input together.
-GROUPS_PER_SLOT = 4
-
 # A group has at most this share of the work that is left for its slot, but never less than the
 # other share of all work for its slot: the cores end within about 2 % of the phase's time.
 SHARE_OF_REST = 1 / 2
@@ -37,21 +34,23 @@ def divide_tasks(
         task_s: the estimated CPU seconds of a task; None: unknown, or dispatch costs nothing. Then
             only tasks that read their input together are a group.
     """
-    tasks_per_read = phase.count_tasks_per_read(phase.config)
+    group_tasks = phase.count_group_tasks(
+        phase.config, len(phase.plan.splits), len(task_ids), num_slots
+    )
     sizes = [phase.measure_task(task_id) for task_id in task_ids]
-    return divide(task_ids, sizes, tasks_per_read, num_slots, task_s)
+    return divide(task_ids, sizes, group_tasks, num_slots, task_s)
 
 
 def divide(
     task_ids: Sequence[str],
     sizes: Sequence[float],
-    tasks_per_read: int,
+    group_tasks: int | None,
     num_slots: int,
     task_s: float | None,
 ) -> list[list[str]]:
-    """Divide tasks by their sizes; see `divide_tasks`."""
-    if tasks_per_read > 1 or task_s is None:
-        return cut(task_ids, count_group_tasks(tasks_per_read, len(task_ids), num_slots))
+    """Divide tasks by their sizes, or into groups of `group_tasks`; see `divide_tasks`."""
+    if group_tasks is not None or task_s is None:
+        return cut(task_ids, group_tasks or 1)
     mean = sum(sizes) / max(1, len(sizes))
     max_size = mean * MAX_GROUP_S / max(task_s, 1e-9)
     groups: list[list[str]] = []
@@ -88,11 +87,11 @@ def count_guided(sizes: Sequence[float], num_slots: int, max_size: float) -> lis
 
 
 def count_groups(
-    tasks_per_read: int, num_tasks: int, num_slots: int, task_s: float | None
+    group_tasks: int | None, num_tasks: int, num_slots: int, task_s: float | None
 ) -> int:
-    """Return the number of groups of `divide_tasks`, if all tasks have the same size."""
-    if tasks_per_read > 1 or task_s is None:
-        return -(-num_tasks // count_group_tasks(tasks_per_read, num_tasks, num_slots))
+    """Return the number of groups of `divide`, if all tasks have the same size."""
+    if group_tasks is not None or task_s is None:
+        return -(-num_tasks // (group_tasks or 1))
     max_tasks = int(min(MAX_GROUP_TASKS, MAX_GROUP_S / max(task_s, 1e-9)))
     smallest = SMALLEST_SHARE * num_tasks / max(1, num_slots)
     num_groups, left = 0, num_tasks
@@ -101,17 +100,6 @@ def count_groups(
         left -= max(1, min(max_tasks, int(limit)))
         num_groups += 1
     return num_groups
-
-
-def count_group_tasks(num_together: int, num_tasks: int, num_slots: int) -> int:
-    """Return the number of tasks that read their input together. There are enough groups for all slots.
-
-    Args:
-        num_together: tasks of a group, at most.
-        num_tasks: all tasks.
-        num_slots: tasks that run at the same time.
-    """
-    return max(1, min(num_together, num_tasks // (GROUPS_PER_SLOT * max(1, num_slots))))
 
 
 def cut(task_ids: Sequence[str], size: int) -> list[list[str]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
-from pipeline.capacity.task_groups import cut, divide_tasks
+from pipeline.capacity.task_groups import divide_tasks
 from pipeline.config import EngineConfig
 from pipeline.execution.task import OnDocuments, TaskResult, run_task
 from pipeline.execution.task_stats import worker_name
-from pipeline.phases.phase import Phase
+from pipeline.phases.phase import PartitionPhase, Phase
 
 
 class Engine(ABC):
@@ -58,10 +60,22 @@ def run_group(
 
     If the process dies, the group is repeated without the tasks that were done. Their times are lost.
     """
-    for part in cut(task_ids, phase.count_tasks_per_read(phase.config)):
-        with phase.reading_together(part):
-            for task_id in part:
-                if phase.folder.is_done(task_id):  # by a process that died afterwards
-                    yield TaskResult(task_id, worker=worker_name())
-                else:
-                    yield run_task(phase, task_id, settings, on_documents)
+    done = [task_id for task_id in task_ids if phase.folder.is_done(task_id)]
+    for task_id in done:  # by a process that died afterwards
+        yield TaskResult(task_id, worker=worker_name())
+    left = [task_id for task_id in task_ids if task_id not in done]
+    if not isinstance(phase, PartitionPhase):
+        for task_id in left:
+            yield run_task(phase, task_id, settings, on_documents)
+        return
+    while left:
+        with contextlib.closing(phase.run_each(tuple(left))) as runs:
+            failed: TaskResult | None = None
+            while left and failed is None:
+                result = run_task(phase, left.pop(0), settings, runs=runs)
+                failed = result if result.failed else None
+                yield result
+        if failed is not None and failed.damage is not None:
+            # The others would read the same file.
+            yield from (replace(failed, task_id=task_id) for task_id in left)
+            return

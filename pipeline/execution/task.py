@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -83,11 +83,12 @@ def run_task(
     task_id: str,
     settings: EngineConfig,
     on_documents: OnDocuments | None = None,
+    runs: Iterator[None] | None = None,
 ) -> TaskResult:
     """Run one task and commit its outputs.
 
     Faults of the task's own data or models come back as `TaskResult.failed`, so that the other tasks can go on.
-    `on_documents` is called after each stage of each batch.
+    `on_documents` is called after each stage of each batch. `runs` runs the task, as the next of several.
     """
     timer = StepTimer()
     num_documents = 0
@@ -98,7 +99,7 @@ def run_task(
         check_attempts(settings.advanced.max_attempts, num_deaths + 1)
         if isinstance(phase, PartitionPhase):
             with timer.step(phase.name):
-                phase.run(task_id)
+                next(runs or phase.run_each([task_id]))
         else:
             assert isinstance(phase, SplitPhase)
             num_documents = _run_stages(

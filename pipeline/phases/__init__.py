@@ -4,12 +4,15 @@ Files that each phase writes, per input split or partition (read back by range, 
 
     extract          SPLIT.documents.parquet  SPLIT.decisions.parquet  SPLIT.quarantine.jsonl
                      SPLIT.hashes.arrow: hashes of paragraphs  SPLIT.distinct_hashes.arrow: each hash once
-    exact_dedup      SPLIT.contents.arrow  exact_dedup.arrow: per split, the documents to drop and the ones kept
+    exact_hashes     SPLIT.contents.arrow
+    exact_dedup      p000of001.found.arrow  exact_dedup.arrow: per split, the documents to drop and the ones kept
     paragraph_dedup  g000-p000of001.repeated.arrow: per split of the group, whether other splits have its hashes
     substring_hashes SPLIT.windows.arrow: hashes of all windows of words
     substring_dedup  p000of001.repeated.arrow: per split, the windows that an earlier document has
     annotate         SPLIT.documents.parquet  SPLIT.decisions.parquet  SPLIT.bands.arrow
                      SPLIT.ngrams.bin, to compare candidates for near-duplicates
+    fuzzy_candidates p000of001.candidates.arrow  p000of001.wanted.arrow: per split, the n-grams to compare
+    fuzzy_ngrams     s000000.sets.arrow: per partition, the n-grams that it wants of a split
     fuzzy_clusters   p000of001.forest.arrow: similar pairs  clusters.arrow: documents that pairs connect
     fuzzy_dedup      p000of001.dropped.arrow  near_duplicates.arrow: per split, the documents to drop and the ones kept
     signal_percentiles  nothing but counters: the signals of the quality score, by language

@@ -20,7 +20,7 @@ from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import SubstringDedup
 from pipeline.phases.extract import EXTRACTED, Extract
 from pipeline.phases.phase import SplitPhase
-from pipeline.runs.hash_partitions import join_batches, write_buckets
+from pipeline.runs.exchange import SegmentWriter, join_batches, write_by_hash
 from pipeline.runs.ngram_sets import NgramWriter
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter, read_row_groups
@@ -72,7 +72,7 @@ class Annotate(SplitPhase):
     """Remove copies and duplicate lines, then store every score of the remaining text."""
 
     name = "annotate"
-    version = 3
+    version = 4
     parents = (Extract, ExactDedup, ParagraphDedup, SubstringDedup)
     stages = (
         ExactDedupFilter,
@@ -90,7 +90,8 @@ class Annotate(SplitPhase):
 
     documents = Artifact("documents.parquet")  # the columns of `stored`
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
-    bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes")  # by range of hashes
+    # by hash
+    bands = Artifact("bands.arrow", BANDS, grows_with="band_hashes", has_segments=True)
     ngrams = Artifact("ngrams.bin")  # see pipeline/runs/ngram_sets.py
 
     @property
@@ -173,7 +174,7 @@ class _BandWriter:
     def __init__(
         self, settings: MinHashSettings, output: PendingOutput, task_id: str
     ) -> None:
-        self._path = output.path(Annotate.bands.file_name(task_id))
+        self._output, self._name = output, Annotate.bands.file_name(task_id)
         self._rows: list[pa.RecordBatch] = []
         self._ngrams: NgramWriter | None = None
         if settings.store_ngrams:
@@ -206,7 +207,8 @@ class _BandWriter:
 
     def close(self) -> None:
         """Finish the files of the split."""
-        write_buckets(self._path, join_batches(BANDS, self._rows))
+        with SegmentWriter(self._output, self._name, BANDS) as file:
+            write_by_hash(file, join_batches(BANDS, self._rows))
         if self._ngrams is not None:
             self._ngrams.close()
 

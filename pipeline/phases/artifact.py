@@ -18,17 +18,24 @@ class Artifact:
         suffix: the end of the file name, such as `documents.parquet`.
         schema: the Arrow columns; None: no Arrow data, or columns that depend on the config.
         grows_with: the amount that its bytes grow with; None: the one of the phase's cost.
+        has_segments: all tasks of another phase read it in parts (pipeline/runs/exchange.py).
         phase: the name of the phase that writes it.
     """
 
     phase: str
 
     def __init__(
-        self, suffix: str, schema: pa.Schema | None = None, *, grows_with: str | None = None
+        self,
+        suffix: str,
+        schema: pa.Schema | None = None,
+        *,
+        grows_with: str | None = None,
+        has_segments: bool = False,
     ) -> None:
         self.suffix = suffix
         self.schema = schema
         self.grows_with = grows_with
+        self.has_segments = has_segments
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
         self.phase = owner.name

@@ -21,7 +21,12 @@ from pipeline.inputs.input_splits import get_files_per_split, make_sample_crawl
 from pipeline.inputs.read_file import read_file
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.phase import SplitPhase
-from pipeline.runs.hash_partitions import find_bounds, write_buckets
+from pipeline.runs.exchange import (
+    SegmentWriter,
+    find_bounds,
+    group_by_range,
+    sort_by_hash,
+)
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, RowGroups, SplitWriter
 from stages.contract import DOCUMENT
@@ -58,15 +63,18 @@ class Extract(SplitPhase):
     """Read records, make documents of them, and hash every paragraph."""
 
     name = "extract"
-    version = 13
+    version = 14
     stages = (Url, Unicode, Length, ParagraphHashes)
     schema = DOCUMENT
 
     documents = Artifact("documents.parquet", EXTRACTED)
-    # both by range of hashes
-    hashes = Artifact("hashes.arrow", HASHES, grows_with="paragraphs")
+    # both by hash
+    hashes = Artifact("hashes.arrow", HASHES, grows_with="paragraphs", has_segments=True)
     distinct_hashes = Artifact(
-        "distinct_hashes.arrow", DISTINCT_HASHES, grows_with="distinct_paragraphs"
+        "distinct_hashes.arrow",
+        DISTINCT_HASHES,
+        grows_with="distinct_paragraphs",
+        has_segments=True,
     )
     decisions = Artifact("decisions.parquet", DECISIONS, grows_with="documents")
     quarantine = Artifact("quarantine.jsonl", grows_with="documents")
@@ -158,13 +166,24 @@ class _ExtractWriter(SplitWriter):
     def _write_hashes(self) -> None:
         empty = np.empty(0, np.uint64)
         hashes = np.concatenate([empty, *self._hashes])
-        order = np.argsort(hashes, kind="stable")
-        hashes, lines = hashes[order], np.concatenate([empty, *self._lines])[order]
+        lines = np.concatenate([empty, *self._lines])
         records = (lines >> np.uint64(32)).astype(np.uint32)
         rows = pa.record_batch([hashes, records, lines.astype(np.uint32)], schema=HASHES)
-        write_buckets(self.output.path(Extract.hashes.file_name(self.task_id)), rows)
-        distinct = pa.record_batch([hashes[find_bounds(hashes)[:-1]]], DISTINCT_HASHES)
-        write_buckets(
-            self.output.path(Extract.distinct_hashes.file_name(self.task_id)), distinct
-        )
-        self.counters.add("distinct_paragraphs", distinct.num_rows)
+        name = Extract.hashes.file_name(self.task_id)
+        distinct_name = Extract.distinct_hashes.file_name(self.task_id)
+        with (
+            SegmentWriter(self.output, name, HASHES) as all_hashes,
+            SegmentWriter(self.output, distinct_name, DISTINCT_HASHES) as distinct_hashes,
+        ):
+            for group in group_by_range(rows):
+                segment = sort_by_hash(group)
+                all_hashes.write(segment)
+                distinct = select_distinct(segment)
+                distinct_hashes.write(distinct)
+                self.counters.add("distinct_paragraphs", distinct.num_rows)
+
+
+def select_distinct(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return each hash of some rows of HASHES, sorted by hash, once, as DISTINCT_HASHES."""
+    is_first = find_bounds(rows["hash"].to_numpy())[:-1]
+    return rows.select(DISTINCT_HASHES.names).take(pa.array(is_first))

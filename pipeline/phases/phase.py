@@ -14,11 +14,9 @@ registry, and add a section of the same name to `RunConfig`.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
@@ -31,6 +29,13 @@ from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.damaged_outputs import list_reported
+from pipeline.runs.exchange import (
+    ExchangedFiles,
+    Partition,
+    count_partitions,
+    read_parts,
+    write_places,
+)
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import SplitWriter
@@ -137,10 +142,19 @@ class Phase(ABC):
         return None
 
     @classmethod
-    def count_tasks_per_read(cls, config: RunConfig) -> int:
-        """Return the number of consecutive tasks whose input one process can read at once."""
-        del config
-        return 1
+    def count_group_tasks(
+        cls, config: RunConfig, num_splits: int, num_tasks: int, num_slots: int
+    ) -> int | None:
+        """Return how many consecutive tasks one process reads the input of at once; None: of each alone.
+
+        Args:
+            config: the run's config.
+            num_splits: the number of input splits.
+            num_tasks: the tasks that are left.
+            num_slots: tasks that can run at the same time.
+        """
+        del config, num_splits, num_tasks, num_slots
+        return None
 
     # ---- Running ----
 
@@ -167,11 +181,6 @@ class Phase(ABC):
             return 1.0
         index = int(task_id.split("-", maxsplit=1)[0])
         return max(1.0, self.plan.splits[index].num_bytes)
-
-    def reading_together(self, task_ids: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which this process runs these tasks, one after another."""
-        del task_ids
-        return contextlib.nullcontext()
 
     def prepare_tasks(self) -> None:
         """Compute what all tasks share. Runs once, in the driver, when the parents are complete.
@@ -201,6 +210,9 @@ class Phase(ABC):
 
     def finish(self) -> None:
         """Merge the outputs of all tasks. Runs once, in the driver, when all tasks are done."""
+        for artifact in self.artifacts():
+            if artifact.has_segments:
+                write_places(self.folder, artifact, self.task_ids())
 
 
 class SplitPhase(Phase):
@@ -285,14 +297,52 @@ class PartitionPhase(Phase):
     def run(self, task_id: str) -> None:
         """Run one task and commit its outputs."""
 
+    def run_each(self, task_ids: Sequence[str]) -> Generator[None]:
+        """Run tasks in their order, and yield after the commit of each."""
+        for task_id in task_ids:
+            self.run(task_id)
+            yield
+
+    def list_sources(self, phase: str) -> list[tuple[PhaseFolder, list[str]]]:
+        """Return a parent's folder and the keys of the splits, of each previous run and then of this run."""
+        previous = [
+            (run.folder(phase), [split.key for split in run.splits])
+            for run in self.plan.previous
+        ]
+        own = [split.key for split in self.plan.splits]
+        return [*previous, (self.plan.folder(phase), own)]
+
     def sources(self, phase: str) -> list[tuple[PhaseFolder, str]]:
         """Return a parent's folder and the split's key, of all previous splits and then of all own splits."""
-        previous = [
-            (split.run.folder(phase), split.key) for split in self.plan.previous_splits
-        ]
-        return previous + [
-            (self.plan.folder(phase), split.key) for split in self.plan.splits
-        ]
+        return [(folder, key) for folder, keys in self.list_sources(phase) for key in keys]
+
+    def count_partitions(self, phase: str, name: str, bytes_per_row: int) -> int:
+        """Return the number of partitions of the rows that a counter of a parent counts.
+
+        As many as there were once the phase is complete: `engine.memory_mb` may be another one by then.
+        """
+        if self.folder.is_complete():
+            return self.folder.summary()["task_ids"]
+        counts = self.counts(phase, name)
+        memory_mb = self.config.engine.get_memory_mb(self.name)
+        return count_partitions(sum(counts), bytes_per_row, memory_mb, len(counts))
+
+    def read_parts(
+        self,
+        task_id: str,
+        files: ExchangedFiles,
+        bytes_per_row: int,
+        prepare: Callable[[int, pa.RecordBatch], pa.RecordBatch] | None = None,
+    ) -> Iterator[Partition]:
+        """Yield the partition of a task, part by part; see `exchange.read_parts`."""
+        return read_parts(
+            files,
+            task_id.rpartition("-")[2],
+            bytes_per_row=bytes_per_row,
+            memory_mb=self.config.engine.get_memory_mb(self.name),
+            scratch=lambda: self.folder.scratch(task_id),
+            prepare=prepare,
+        )
 
     def counts(self, phase: str, name: str) -> list[int]:
         """Return a parent's counter per split, in the order of `sources`."""

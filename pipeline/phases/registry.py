@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.dedup.exact_dedup import ExactDedup
+from pipeline.phases.dedup.exact_dedup import ExactDedup, ExactHashes
+from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
@@ -22,11 +23,14 @@ from stages.contract import Stage
 # In the order in which they run: parents come before the phases that read them.
 PHASES: tuple[type[Phase], ...] = (
     Extract,
+    ExactHashes,
     ExactDedup,
     ParagraphDedup,
     SubstringHashes,
     SubstringDedup,
     Annotate,
+    FuzzyCandidates,
+    FuzzyNgrams,
     FuzzyClusters,
     FuzzyDedup,
     SignalPercentiles,

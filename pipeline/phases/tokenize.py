@@ -22,7 +22,7 @@ from pipeline.phases.artifact import Artifact
 from pipeline.phases.phase import SplitPhase
 from pipeline.phases.select import Select
 from pipeline.phases.stage_spec import StageSpec
-from pipeline.runs.hash_partitions import count_buckets, join_batches, write_buckets
+from pipeline.runs.exchange import join_batches, write_sorted
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import DECISIONS, SplitWriter, read_row_groups, read_table
 from shardwriter.format import TokenizerEntry
@@ -33,7 +33,7 @@ from stages.mixing.mix import COPY_SHIFT, NUM_COPIES, QUALITY_BIN
 from stages.transform.pii import Pii
 from stages.transform.tokenize import Tokenize
 
-# Rows of a record batch of the index, at most on average: 40 kB. A shard reads whole batches.
+# Rows of a record batch of the index: 40 kB. A shard reads whole batches.
 DOCS_PER_BATCH = 256
 
 # The index of a tokens file, sorted by order_key.
@@ -60,7 +60,7 @@ class TokenizeDocuments(SplitPhase):
     """Make token ids of the kept documents, in the order of the global shuffle."""
 
     name = "tokenize"
-    version = 2
+    version = 3
     parents = (Annotate, Select)
     stages = (Pii, Tokenize)
 
@@ -228,8 +228,7 @@ class _TokenWriter(SplitWriter):
         path = self.output.path(TokenizeDocuments.documents.file_name(self.task_id))
         batches = pa.table(ordered, schema=self._index).to_batches()
         index = join_batches(self._index, batches)
-        num_buckets = count_buckets(len(keys), DOCS_PER_BATCH, min_buckets=2)
-        write_buckets(path, index, num_buckets)
+        write_sorted(path, index, DOCS_PER_BATCH)
 
 
 def list_copies(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:

@@ -1,7 +1,11 @@
 """The phase write_shards: cut the global shuffle into shards, and write the manifest.
 
 Shard k is the k-th equal part of the key space, from all splits, in key order. A process reads the documents of
-several consecutive shards at once, as many as fit into its memory, because it opens the files of all splits for that.
+several consecutive shards at once, because it opens the files of all splits for that: as many as fit into its memory,
+or more on its local disk where there would be too many openings.
+
+    splits  ──▶ in memory: a part of each split                ──▶ shard after shard, sorted by key
+            └─▶ on disk: two files per shard of the group ─────┘
 """
 
 from __future__ import annotations
@@ -9,12 +13,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pipeline.config import RunConfig
@@ -22,11 +29,10 @@ from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.mix_percentiles import describe_mix
 from pipeline.phases.phase import PartitionPhase
-from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.runs.damaged_outputs import check_output
-from pipeline.runs.hash_partitions import read_keys
+from pipeline.runs.exchange import MAX_READS, find_bounds, read_keys, slice_keys
 from pipeline.runs.verified_file import Damage
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (
@@ -49,11 +55,14 @@ BYTES_READ_AHEAD = 5
 # Memory of a task per token of the shard that it writes.
 BYTES_PER_TOKEN = 16
 
-# Shards that a process reads at once, at most.
-MAX_SHARDS_PER_READ = 64
+# Groups of shards per slot, at least, so that the slots end at about the same time.
+GROUPS_PER_SLOT = 4
 
-# The index rows and the tokens of one split.
-SplitRows = tuple[pa.Table, NDArray[Any]]
+# Of the documents of one group, about, even if there are more reads for it: KubeRay's pods have 50 GiB.
+MAX_SCRATCH_BYTES = 2**35
+
+# Index rows and their tokens, of one split or of several.
+Rows = tuple[pa.RecordBatch, NDArray[Any]]
 
 
 class WriteShards(PartitionPhase):
@@ -68,26 +77,29 @@ class WriteShards(PartitionPhase):
     index = Artifact("idx")
     manifest = MergedArtifact(MANIFEST_FILE)
 
-    def __init__(self, plan: RunPlan) -> None:
-        super().__init__(plan)
-        # The shards that this process writes one after another.
-        self._group: frozenset[int] = frozenset()
-        # Shard -> its documents, one part per split.
-        self._read_ahead: dict[int, list[SplitRows]] = {}
+    @classmethod
+    def count_group_tasks(
+        cls, config: RunConfig, num_splits: int, num_tasks: int, num_slots: int
+    ) -> int:
+        """Return as many shards as memory holds, if enough groups remain for the slots; more if MAX_READS requires it."""
+        for_slots = num_tasks // (GROUPS_PER_SLOT * max(1, num_slots))
+        max_groups = max(1, MAX_READS // max(1, num_splits))
+        shard_bytes = BYTES_READ_AHEAD * config.write_shards.shard_tokens
+        on_disk = min(math.ceil(num_tasks / max_groups), MAX_SCRATCH_BYTES // shard_bytes)
+        return max(1, min(cls.count_held(config), for_slots), on_disk)
 
     @classmethod
-    def count_tasks_per_read(cls, config: RunConfig) -> int:
+    def count_held(cls, config: RunConfig) -> int:
         """Return the number of shards whose documents fit into the memory of a task, beside one that is written."""
         memory_mb = config.engine.get_memory_mb(cls.name)
         shard_tokens = config.write_shards.shard_tokens
         room_mb = min(0.75 * memory_mb, memory_mb - PROCESS_MB)
         room_bytes = room_mb * 2**20 - BYTES_PER_TOKEN * shard_tokens
-        num_ahead = int(room_bytes / (BYTES_READ_AHEAD * shard_tokens))
-        return max(1, min(MAX_SHARDS_PER_READ, 1 + num_ahead))
+        return 1 + max(0, int(room_bytes / (BYTES_READ_AHEAD * shard_tokens)))
 
     def task_ids(self) -> list[str]:
         """Return the names of the shards."""
-        return [f"shard-{number:06d}" for number in range(self.num_shards)]
+        return [_name_task(number) for number in range(self.num_shards)]
 
     @cached_property
     def num_shards(self) -> int:
@@ -100,21 +112,23 @@ class WriteShards(PartitionPhase):
     def _token_counts(self) -> Counter[str]:
         return TokenizeDocuments(self.plan).counters().counts
 
-    @contextlib.contextmanager
-    def reading_together(self, task_ids: Sequence[str]) -> Generator[None]:
-        """Read the documents of these shards when the first of them is written."""
-        self._group = frozenset(map(_parse_number, task_ids))
-        try:
-            yield
-        finally:
-            self._group, self._read_ahead = frozenset(), {}
-
     def run(self, task_id: str) -> None:
         """Collect the shard's range of keys from every split, and write it in key order."""
-        number = _parse_number(task_id)
-        rows, tokens = self._collect(number)
+        for _ in self.run_each([task_id]):
+            pass
+
+    def run_each(self, task_ids: Sequence[str]) -> Generator[None]:
+        """Read each range of consecutive shards once from every split, and write one shard after another."""
+        for shards in _join_consecutive(task_ids):
+            with self._read_shards(shards) as take:
+                for number in shards:
+                    self._write(number, *self._sort(*take(number)))
+                    yield
+
+    def _write(self, number: int, rows: pa.Table, tokens: NDArray[Any]) -> None:
+        """Write a shard of documents in key order."""
         documents = self._make_documents(rows, tokens)
-        with self.folder.commit(task_id) as output:
+        with self.folder.commit(_name_task(number)) as output:
             with (
                 output.path(shard_file(number)).open("wb") as tar,
                 output.path(index_file(number)).open("wb") as index,
@@ -133,18 +147,15 @@ class WriteShards(PartitionPhase):
             _count_labels(counters, rows)
             output.record = {"counters": counters.to_json(), "entry": entry.to_json()}
 
-    def _collect(self, number: int) -> SplitRows:
-        """Return the rows and the tokens of a shard's documents from all splits, in key order."""
-        dtype = self._tokenizer.token_dtype
-        parts = self._read_ahead.pop(number, None) or self._read_shards(number)
-        rows = pa.concat_tables([part_rows for part_rows, _ in parts])
-        tokens = np.concatenate([part_tokens for _, part_tokens in parts])
-        order = np.argsort(rows.column("order_key").to_numpy())
-        lengths = rows.column("num_tokens").to_numpy()
+    def _sort(self, rows: pa.RecordBatch, tokens: NDArray[Any]) -> tuple[pa.Table, Any]:
+        """Return the rows and the tokens of documents in key order."""
+        order = np.argsort(rows["order_key"].to_numpy())
+        lengths = rows["num_tokens"].to_numpy()
         starts = np.cumsum(lengths) - lengths
         in_order = [tokens[starts[i] : starts[i] + lengths[i]] for i in order]
-        sorted_rows = rows.take(pa.array(order)).drop_columns(["order_key", "token_start"])
-        return sorted_rows, np.concatenate([np.empty(0, dtype), *in_order])
+        sorted_rows = pa.table(rows).take(pa.array(order))
+        columns = sorted_rows.drop_columns(["order_key", "token_start"])
+        return columns, np.concatenate([tokens[:0], *in_order])
 
     def _make_documents(self, rows: pa.Table, tokens: NDArray[Any]) -> Documents:
         has_json = self.config.write_shards.documents_json
@@ -155,42 +166,42 @@ class WriteShards(PartitionPhase):
             metadata=rows.drop_columns("num_tokens").to_pylist() if has_json else None,
         )
 
-    def _read_shards(self, number: int) -> list[SplitRows]:
-        """Return the documents of a shard, one part per split, and keep those of the next shards of the group."""
-        last = number
-        while last + 1 in self._group:
-            last += 1
-        bounds = [2**64 * k // self.num_shards for k in range(number, last + 2)]
+    @contextlib.contextmanager
+    def _read_shards(self, shards: range) -> Generator[Callable[[int], Rows]]:
+        """Read the documents of consecutive shards; provide a function that returns those of each shard, once."""
+        bounds = [2**64 * k // self.num_shards for k in (*shards, shards.stop)]
+        ranges = dict(zip(shards, pairwise(bounds), strict=True))
         tokenized = self.plan.folder(TokenizeDocuments.name)
-        by_split = tokenized.read_each(
-            self.plan.splits, lambda split: self._read(split, bounds)
-        )
-        for index in range(number, last + 1):
-            self._read_ahead[index] = [parts[index - number] for parts in by_split]
-        return self._read_ahead.pop(number)
 
-    def _read(self, split: InputSplit, bounds: Sequence[int]) -> list[SplitRows]:
-        """Return the index rows and the tokens of one split, for the keys from each bound to before the next."""
+        def read(splits: Sequence[InputSplit]) -> list[Rows]:
+            return tokenized.read_each(
+                splits, lambda split: self._read(split, bounds[0], bounds[-1])
+            )
+
+        num_reads = math.ceil(len(shards) / self.count_held(self.config))
+        if num_reads == 1:
+            held = read(self.plan.splits)
+            yield lambda number: _collect(held, *ranges[number])
+            return
+        with self.folder.root.staging_folder("shards") as scratch:
+            start = len(self.plan.splits) * shards.start // self.num_shards
+            for splits in _divide_splits(self.plan.splits, start, num_reads):
+                parts = read(splits)
+                for number in shards:
+                    _append(scratch / str(number), _collect(parts, *ranges[number]))
+            yield lambda number: _take(scratch / str(number), self._tokenizer.token_dtype)
+
+    def _read(self, split: InputSplit, first: int, end: int) -> Rows:
+        """Return the index rows and the tokens of one split, for the keys from `first` to before `end`."""
         folder = self.plan.folder(TokenizeDocuments.name)
         dtype = self._tokenizer.token_dtype
         index = folder.open(TokenizeDocuments.documents.file_name(split.key))
-        rows = pa.Table.from_batches([read_keys(index, bounds[0], bounds[-1])])
-        lengths = rows.column("num_tokens").to_numpy()
-        start = rows.column("token_start")[0].as_py() if rows.num_rows else 0
+        rows = read_keys(index, first, end)
+        start, stop = _find_tokens(rows)
         with folder.open(TokenizeDocuments.tokens.file_name(split.key)) as file:
             file.seek(start * dtype.itemsize)
-            content = file.read(int(lengths.sum()) * dtype.itemsize)
-        tokens = np.frombuffer(content, dtype)
-        keys = rows.column("order_key").to_numpy()
-        inner = np.searchsorted(keys, np.array(bounds[1:-1], np.uint64))
-        row_bounds = [0, *inner.tolist(), len(keys)]
-        token_bounds = np.append(0, np.cumsum(lengths))[row_bounds]
-        parts: list[SplitRows] = []
-        for part in range(len(bounds) - 1):
-            first, end = row_bounds[part : part + 2]
-            part_tokens = tokens[token_bounds[part] : token_bounds[part + 1]]
-            parts.append((rows.slice(first, end - first), part_tokens))
-        return parts
+            content = file.read((stop - start) * dtype.itemsize)
+        return rows, np.frombuffer(content, dtype)
 
     @cached_property
     def _tokenizer(self) -> TokenizerEntry:
@@ -285,6 +296,79 @@ def _take_labels(counters: Counters, name: str) -> dict[str, Count]:
     return counts
 
 
-def _parse_number(task_id: str) -> int:
-    """Return the number of a shard from the id of its task."""
-    return int(task_id.removeprefix("shard-"))
+def _name_task(number: int) -> str:
+    """Return the id of the task that writes a shard."""
+    return f"shard-{number:06d}"
+
+
+def _join_consecutive(task_ids: Sequence[str]) -> list[range]:
+    """Return the numbers of the shards that tasks write, as ranges."""
+    ranges: list[range] = []
+    for number in [int(task_id.removeprefix("shard-")) for task_id in task_ids]:
+        is_next = ranges and ranges[-1].stop == number
+        ranges.append(range(ranges.pop().start if is_next else number, number + 1))
+    return ranges
+
+
+def _divide_splits(
+    splits: Sequence[InputSplit], start: int, num_parts: int
+) -> Iterator[Sequence[InputSplit]]:
+    """Yield parts of about the same number of bytes, from one split to the one before it.
+
+    Tasks that start at the same time with different splits do not ask for the same objects.
+    """
+    rotated = [*splits[start:], *splits[:start]]
+    sizes = np.array([max(1, split.num_bytes) for split in rotated])
+    parts = (np.cumsum(sizes) - sizes) * num_parts // sizes.sum()
+    for begin, end in pairwise(find_bounds(parts).tolist()):
+        yield rotated[begin:end]
+
+
+def _find_tokens(rows: pa.RecordBatch) -> tuple[int, int]:
+    """Return the range of consecutive rows of a split in its tokens file."""
+    if not rows.num_rows:
+        return 0, 0
+    start = rows["token_start"][0].as_py()
+    return start, start + pc.sum(rows["num_tokens"]).as_py()
+
+
+def _collect(parts: Sequence[Rows], first: int, end: int) -> Rows:
+    """Return the documents of all parts with keys from `first` to before `end`, part after part.
+
+    Args:
+        parts: consecutive documents of one split each.
+        first: 0 or more.
+        end: more than `first`, at most 2**64.
+    """
+    all_rows: list[pa.RecordBatch] = []
+    all_tokens: list[NDArray[Any]] = []
+    for part_rows, tokens in parts:
+        rows = slice_keys(part_rows, first, end)
+        before, _ = _find_tokens(part_rows)
+        start, stop = _find_tokens(rows)
+        all_rows.append(rows)
+        all_tokens.append(tokens[start - before : stop - before])
+    return pa.concat_batches(all_rows), np.concatenate(all_tokens)
+
+
+def _append(path: Path, documents: Rows) -> None:
+    """Append documents to the two files of a shard: their rows as one more Arrow stream, and their tokens."""
+    rows, tokens = documents
+    rows_file = path.with_suffix(".rows").open("ab")
+    with rows_file, pa.ipc.new_stream(rows_file, rows.schema) as stream:
+        stream.write_batch(rows)
+    with path.with_suffix(".tokens").open("ab") as file:
+        file.write(tokens.data)
+
+
+def _take(path: Path, dtype: np.dtype[Any]) -> Rows:
+    """Return the documents that were appended to the files of a shard, and delete these."""
+    rows_path, tokens_path = path.with_suffix(".rows"), path.with_suffix(".tokens")
+    batches: list[pa.RecordBatch] = []
+    with pa.OSFile(str(rows_path)) as source:
+        while source.tell() < source.size():
+            batches += pa.ipc.open_stream(source)
+    tokens = np.fromfile(tokens_path, dtype)
+    rows_path.unlink()
+    tokens_path.unlink()
+    return pa.concat_batches(batches), tokens

@@ -38,14 +38,18 @@ _COUNTERS = Object(
 # Of a task that counts nothing.
 NO_COUNTERS: Mapping[str, Any] = {"counters": {"counts": {}, "histograms": {}}}
 
-_CRCS = Text(re.compile(r"[A-Za-z0-9+/]*={0,2}"), "Base64")
+# Binary values.
+_BASE64 = Text(re.compile(r"[A-Za-z0-9+/]*={0,2}"), "Base64")
 
 _DONE_RECORD = Object(
     {
         "folder": Text(),
         "task_id": Text(),
         "outputs": Table(
-            Object({"bytes": Integer(), "sha256": SHA256, "block_crc32": _CRCS})
+            Object(
+                {"bytes": Integer(), "sha256": SHA256, "block_crc32": _BASE64},
+                optional={"segments": _BASE64},
+            )
         ),
         "counters": _COUNTERS,
         "digest": SHA256,

@@ -8,14 +8,18 @@ knows what it will hold before it reads. The set follows its CRC-32 in the file,
     places = writer.add(lists)                                     # (n,) uint64; equal sets of a file have one place
     reader = NgramReader([(folder, "000000.ngrams.bin"), ...])     # one file per source
     lists = reader.read(documents, places)                         # documents: ids in the order of the sources
+
+Where a task needs sets of all files, each file is read once by a task of its source, and sends them: `read_places`. The
+reader keeps them in a local file, `LocalSets`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +27,16 @@ import pyarrow as pa
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
-from pipeline.runs.hash_partitions import find_bounds
+from pipeline.runs.exchange import find_bounds
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.verified_file import DamagedOutput
 from stages.dedup.minhash import flatten_lists
 from storage.errors import StorageError
+
+# Sets that one source sends to one task, in the order of their places.
+SETS = pa.schema(
+    [pa.field("place", pa.uint64()), pa.field("ngram_set", pa.large_list(pa.uint32()))]
+)
 
 # Sets begin at multiples of it. A file can have 2**32 of these: 64 GB.
 ALIGNMENT_BYTES = 16
@@ -38,8 +47,27 @@ _CRC_BYTES = 4
 # at most three times the bytes of the sets are read.
 _GAP_SHARE = 2
 
+# The same where all wanted sets of a remote file are read at once: less than the time of a request.
+_REMOTE_GAP_BYTES = 2**20
+
 # Sets of one file that one thread reads: several read a file where there are few files.
 _SETS_PER_READ = 256
+
+# Bytes of a file that one thread reads where all wanted sets are read at once.
+_WINDOW_BYTES = 2**25
+
+
+def make_keys(
+    documents: NDArray[np.uint64], places: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Return a key of the set of each document, in the order of the sources and of their files.
+
+    Args:
+        documents: (n,) index of the source << 32 | record.
+        places: (n,) the places of their sets.
+    """
+    sources = documents & np.uint64(0xFFFF_FFFF_0000_0000)
+    return sources | places >> np.uint64(32)
 
 
 def count_ngrams(places: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -128,15 +156,71 @@ class NgramReader:
         return list(itertools.chain(*reads[0][0].read_each(reads, _read_file)))
 
 
+def read_places(
+    folder: PhaseFolder, name: str, places: NDArray[np.uint64]
+) -> Iterator[NDArray[np.uint32]]:
+    """Yield many sets of one file, sorted by place. The file is read in order, at most once.
+
+    Raises:
+        DamagedOutput: the file is missing, or a set is not what was written.
+    """
+    windows = (
+        (places >> np.uint64(32)) * np.uint64(ALIGNMENT_BYTES) // np.uint64(_WINDOW_BYTES)
+    )
+    bounds = itertools.pairwise(find_bounds(windows).tolist())
+    reads = [(folder, name, places[start:end]) for start, end in bounds]
+    gap_bytes = _REMOTE_GAP_BYTES if folder.root.is_remote else 0
+    for sets in folder.root.read_each(reads, partial(_read_file, min_gap_bytes=gap_bytes)):
+        yield from sets
+
+
+class LocalSets:
+    """Sets that were sent to a task, in a local file."""
+
+    def __init__(self, path: Path, sent: Iterable[pa.RecordBatch]) -> None:
+        """Write the file.
+
+        Args:
+            path: the file.
+            sent: the sets from each source, as SETS.
+        """
+        keys, counts = [np.empty(0, np.uint64)], [np.zeros(1, np.int64)]
+        with path.open("wb") as file:
+            for source, rows in enumerate(sent):
+                starts, values = flatten_lists(rows["ngram_set"])
+                file.write(values.data)
+                counts.append(np.diff(starts))
+                sources = np.broadcast_to(np.uint64(source << 32), rows.num_rows)
+                keys.append(make_keys(sources, rows["place"].to_numpy()))
+        self._keys = np.concatenate(keys)
+        self._starts = np.cumsum(np.concatenate(counts))
+        has_values = bool(self._starts[-1])  # an empty file cannot be mapped
+        self._values = (
+            np.memmap(path, np.uint32, "r").view(np.ndarray) if has_values else None
+        )
+
+    def read(
+        self, keys: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Return the start of each set, (n + 1,), and the n-grams of all of them, by the keys of the sets."""
+        rows = np.searchsorted(self._keys, keys)
+        starts, ends = self._starts[rows], self._starts[rows + 1]
+        found = [np.empty(0, np.uint32)]
+        if self._values is not None:
+            bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+            found += [self._values[start:end] for start, end in bounds]
+        return np.append(0, np.cumsum(ends - starts)), np.concatenate(found)
+
+
 def _read_file(
-    read: tuple[PhaseFolder, str, NDArray[np.uint64]],
+    read: tuple[PhaseFolder, str, NDArray[np.uint64]], min_gap_bytes: int = 0
 ) -> list[NDArray[np.uint32]]:
-    """Return sets of one file, which are sorted by place."""
+    """Return sets of one file, which are sorted by place. Gaps up to `min_gap_bytes` are read and dropped."""
     folder, name, places = read
     starts = (places >> np.uint64(32)).astype(np.int64) * ALIGNMENT_BYTES
     sizes = _CRC_BYTES + 4 * count_ngrams(places)
     ends = starts + sizes
-    is_far = starts[1:] - ends[:-1] > _GAP_SHARE * sizes[1:]
+    is_far = starts[1:] - ends[:-1] > np.maximum(min_gap_bytes, _GAP_SHARE * sizes[1:])
     range_of_set = np.append(0, np.cumsum(is_far))
     bounds = find_bounds(range_of_set)
     ranges = list(

@@ -61,10 +61,12 @@ class PendingOutput:
     Attributes:
         folder: A local folder for the outputs.
         record: What the done-record will hold besides the outputs' sizes and digests.
+        segments: name of an output -> the places of its segments (exchange.py).
     """
 
     folder: Path
     record: dict[str, Any] = field(default_factory=dict[str, Any])
+    segments: dict[str, str] = field(default_factory=dict[str, str])
 
     def path(self, name: str) -> Path:
         """Return the local path at which to write the output of that name."""
@@ -113,8 +115,15 @@ class PhaseFolder:
         )
 
     def read_each(self, items: Iterable[K], read: Callable[[K], T]) -> list[T]:
-        """Return `read(item)` of each item, in order. Remote reads run several at a time."""
-        return list(self.root.read_each(items, read))
+        """Return `read(item)` of each item, in order. Remote reads run several at a time.
+
+        The first item to be read is drawn by lot: the tasks of a phase start at the same time, and read the same
+        objects.
+        """
+        items = list(items)
+        first = uuid.uuid4().int % max(1, len(items))
+        found = list(self.root.read_each(items[first:] + items[:first], read))
+        return found[len(items) - first :] + found[: len(items) - first]
 
     # ---- done-records ----
 
@@ -297,6 +306,10 @@ class PhaseFolder:
             number += 1
         return number
 
+    def scratch(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """Provide an empty local folder for a task, which is deleted afterwards."""
+        return self.root.staging_folder(f"{name}.scratch")
+
     @contextlib.contextmanager
     def commit(self, task_id: str) -> Generator[PendingOutput]:
         """Collect the outputs of a task. If the block succeeds, store them, then the done-record.
@@ -309,6 +322,8 @@ class PhaseFolder:
             yield output
             files = sorted(folder.iterdir())
             outputs = {file.name: self._describe(file) for file in files}
+            for name, places in output.segments.items():
+                outputs[name]["segments"] = places
             for file in files:
                 self.root.move_in(file, file.name)
             record = {"task_id": task_id, "outputs": outputs, **output.record}

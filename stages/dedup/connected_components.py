@@ -7,7 +7,7 @@ nor on the order in which these are merged. The root of a component is its lowes
     documents, starts = group_equal_hashes(hashes, documents)      # [10, 30, 10, 20], [0, 2, 4]
     pairs = pair_with_first(documents, starts)                     # [[10, 30], [10, 20]]
     parents = np.zeros(40, np.uint64)
-    unite(parents, spanning_forest(pairs))
+    unite(parents, pairs[find_forest(pairs)])
     replace_by_roots(parents)                                      # parents[20] = parents[30] = 10
 """
 
@@ -29,16 +29,16 @@ Positions = NDArray[np.unsignedinteger[Any]]
 
 
 def group_equal_hashes(
-    hashes: NDArray[np.uint64], documents: NDArray[np.uint64]
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    hashes: NDArray[np.uint64], documents: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Group the documents that share a hash with another document.
 
     Args:
         hashes: (n,) hashes.
-        documents: (n,) the document of each hash, in non-decreasing order.
+        documents: (n,) the document of each hash. Those of equal hashes never decrease.
 
     Returns:
-        documents: (m,) group by group, in increasing order within each group.
+        documents: (m,) group by group, in their order within each group.
         starts: (num_groups + 1,) the start of each group.
     """
     # A stable sort keeps the documents of each group in increasing order.
@@ -60,20 +60,23 @@ def pair_with_first(documents: NDArray[np.uint64], starts: NDArray[np.int64]) ->
     return np.stack([firsts[is_other], documents[is_other]], axis=1)
 
 
-def select_groups_reaching(
-    documents: NDArray[np.uint64], starts: NDArray[np.int64], first: int
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Select the groups of `group_equal_hashes` whose last document is `first` or a later one."""
-    reaches = documents[starts[1:] - 1] >= first
+def select_groups(
+    members: NDArray[Any], starts: NDArray[np.int64], is_selected: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the members and starts of some of the groups of `group_equal_hashes`."""
     sizes = np.diff(starts)
-    return documents[np.repeat(reaches, sizes)], np.append(0, np.cumsum(sizes[reaches]))
+    is_member = np.repeat(is_selected, sizes)
+    return members[is_member], np.append(0, np.cumsum(sizes[is_selected]))
 
 
-def spanning_forest(pairs: Pairs) -> Pairs:
-    """Return the pairs, in order, without those that close a cycle. There are fewer than documents."""
+def find_forest(pairs: Pairs) -> NDArray[np.bool_]:
+    """Return whether each pair is in a spanning forest: those that close a cycle are not, (n,).
+
+    A forest has fewer pairs than documents.
+    """
     documents = np.unique(pairs)
     positions = np.searchsorted(documents, pairs).astype(np.uint64)
-    return pairs[unite(np.zeros(len(documents), np.uint64), positions)]
+    return unite(np.zeros(len(documents), np.uint64), positions)
 
 
 @compiled

@@ -15,8 +15,9 @@ import pytest
 from pipeline.execution import engine
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
 from pipeline.execution.inline import InlineEngine
+from pipeline.phases import phase as phase_module
 from pipeline.phases import registry
-from pipeline.phases.dedup import fuzzy_clusters, paragraph_dedup
+from pipeline.phases.dedup import paragraph_dedup
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
 from storage.local import read_umask
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.models
 # Neither Ray's private 077 nor the usual 022.
 UMASK = 0o027
 
-PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_clusters": fuzzy_clusters}
+PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_candidates": phase_module}
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_partitions_change_nothing_in_the_dataset(
     assert _partition_free_digests(run_dir) == _partition_free_digests(reference_run)
 
 
-@pytest.mark.parametrize("phase", ["paragraph_dedup", "fuzzy_clusters"])
+@pytest.mark.parametrize("phase", ["paragraph_dedup", "fuzzy_candidates"])
 def test_tasks_of_other_partitions_do_not_count_as_done(
     chain: Chain, reference_run: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:

@@ -96,7 +96,7 @@ class RayEngine(Engine):
         self._check_resources(phase.plan.config)
         request = make_request(self.config, phase.name)
         num_slots = count_slots(request, _list_machines())
-        if not self._is_local and phase.count_tasks_per_read(phase.config) == 1:
+        if not self._is_local:
             num_slots = max(num_slots, CLUSTER_SLOTS)
         task_s = estimate_task_seconds(phase.plan, phase.name)
         yield from self.run_groups(phase, divide_tasks(phase, task_ids, num_slots, task_s))

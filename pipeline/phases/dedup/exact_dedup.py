@@ -1,16 +1,17 @@
-"""The phase exact_dedup: find documents whose content an earlier document already has, over the whole crawl.
+"""The phases exact_hashes and exact_dedup: find documents whose content an earlier document already has.
 
-Of documents with equal content the first is kept. Documents of previous runs come before all of this run. The result
-depends on contents and their order alone.
+Of documents with equal content, over the whole crawl, the first is kept. Documents of previous runs come before all of
+this run. The result depends on contents and their order alone.
 
-    extract: SPLIT.hashes.arrow ──▶ SPLIT.contents.arrow ──▶ finish: exact_dedup.arrow, one batch per split
+    extract: SPLIT.hashes.arrow ──▶ SPLIT.contents.arrow
+    SPLIT.contents.arrow ──▶ p000of002.found.arrow: copies of each split ──▶ finish: exact_dedup.arrow, a segment per split
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +23,13 @@ from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_other_version, find_unfinished
-from pipeline.runs.hash_partitions import (
-    FileSlice,
-    Partition,
-    count_partitions,
+from pipeline.runs.exchange import (
+    ExchangedFiles,
+    SegmentWriter,
+    join_batches,
     name_partitions,
-    read_slice,
-    write_buckets,
+    write_by_hash,
 )
-from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_table
 from stages.contract import Counters
@@ -51,36 +50,21 @@ COPIES = pa.schema(
 )
 
 
-class ExactDedup(PartitionPhase):
-    """Find documents whose content an earlier document already has."""
+# Splits whose copies are joined at a time.
+_SPLITS_PER_READ = 64
 
-    name = "exact_dedup"
+
+class ExactHashes(PartitionPhase):
+    """Hash the content of every document."""
+
+    name = "exact_hashes"
+    section = "exact_dedup"
     version = 1
     parents = (Extract,)
-    task_kind = "splits"  # only `finish` reads the files of all splits
+    task_kind = "splits"
+    depends_on_all_splits = False
 
-    contents = Artifact("contents.arrow", CONTENTS)  # by range of hashes
-    copies = MergedArtifact("exact_dedup.arrow", COPIES)  # one record batch per input split
-
-    @classmethod
-    def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
-        """Return this phase: the contents of documents there are compared too."""
-        return (cls.name,) if cls.is_enabled(config) else ()
-
-    @classmethod
-    def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
-        """Yield the reasons why the contents of documents cannot be compared."""
-        if config.exact_dedup is None:
-            return
-        theirs = run.config.exact_dedup
-        if theirs is None or theirs.by != config.exact_dedup.by:
-            found = "null" if theirs is None else theirs.model_dump()
-            ours = config.exact_dedup.model_dump()
-            yield f"its exact_dedup is {found}, ours is {ours}; set them to the same value"
-        else:
-            yield from find_unfinished(run, cls.name)
-        yield from find_unfinished(run, Extract.name)
-        yield from find_other_version(run, Extract.name, ParagraphHashes)
+    contents = Artifact("contents.arrow", CONTENTS, has_segments=True)  # by hash
 
     def task_ids(self) -> list[str]:
         """Return the keys of the splits; none where the phase is off."""
@@ -94,8 +78,8 @@ class ExactDedup(PartitionPhase):
         """Write the hash of each document's content."""
         hashes, records = self._hash_contents(task_id)
         with self.folder.commit(task_id) as output:
-            rows = pa.record_batch([hashes, records], schema=CONTENTS)
-            write_buckets(output.path(self.contents.file_name(task_id)), rows)
+            with SegmentWriter(output, self.contents.file_name(task_id), CONTENTS) as file:
+                write_by_hash(file, pa.record_batch([hashes, records], schema=CONTENTS))
             counters = Counters()
             counters.add("contents", len(records))
             output.record = {"counters": counters.to_json()}
@@ -116,62 +100,94 @@ class ExactDedup(PartitionPhase):
         num_records = int(records.max(initial=0)) + 1
         return hash_texts(*columns, num_records=num_records)[records], records
 
-    def finish(self) -> None:
-        """Merge the contents of all splits, partition by partition, and write the copies of each split."""
-        if self.config.exact_dedup is None:
-            return
-        num_contents = sum(self.counts(self.name, "contents"))
-        memory_mb = self.config.engine.memory_mb
-        names = name_partitions(
-            count_partitions(num_contents, BYTES_PER_DOCUMENT, memory_mb)
-        )
-        with self.folder.commit(self.copies.name) as output:
-            merged = [self._merge(output, name) for name in names]
-            counters = Counters()
-            with pa.ipc.new_file(output.path(self.copies.file_name), COPIES) as file:
-                for index in range(len(self.plan.splits)):
-                    batches = [_read_batch(pa.OSFile(str(path)), index) for path in merged]
-                    found = pa.Table.from_batches(batches).sort_by("record")
-                    counters.add("exact_dedup", found.num_rows)
-                    columns = [column.combine_chunks() for column in found.columns]
-                    file.write_batch(pa.record_batch(columns, schema=COPIES))
-            for path in merged:
-                path.unlink()
-            output.record = {"counters": counters.to_json()}
 
-    def _merge(self, output: PendingOutput, name: str) -> Path:
-        """Write the copies of one partition, one record batch per split, and return the file."""
-        goes, kept = self._find_copies(name)
+class ExactDedup(PartitionPhase):
+    """Find documents whose content an earlier document already has, by ranges of hash space."""
+
+    name = "exact_dedup"
+    version = 2
+    parents = (ExactHashes,)
+
+    found = Artifact("found.arrow", COPIES, has_segments=True)  # a segment per split
+    copies = MergedArtifact("exact_dedup.arrow", COPIES)  # a batch per split
+
+    @classmethod
+    def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
+        """Return exact_hashes: the contents of documents there are compared too."""
+        return (ExactHashes.name,) if cls.is_enabled(config) else ()
+
+    @classmethod
+    def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
+        """Yield the reasons why the contents of documents cannot be compared."""
+        if config.exact_dedup is None:
+            return
+        theirs = run.config.exact_dedup
+        if theirs is None or theirs.by != config.exact_dedup.by:
+            found = "null" if theirs is None else theirs.model_dump()
+            ours = config.exact_dedup.model_dump()
+            yield f"its exact_dedup is {found}, ours is {ours}; set them to the same value"
+        else:
+            yield from find_unfinished(run, ExactHashes.name)
+        yield from find_unfinished(run, Extract.name)
+        yield from find_other_version(run, Extract.name, ParagraphHashes)
+
+    def task_ids(self) -> list[str]:
+        """Return the names of all partitions; none where the phase is off."""
+        return name_partitions(self.num_partitions)
+
+    @cached_property
+    def num_partitions(self) -> int:
+        """The number of partitions. Each fits into the memory of a task."""
+        if self.config.exact_dedup is None:
+            return 0
+        return self.count_partitions(ExactHashes.name, "contents", BYTES_PER_DOCUMENT)
+
+    def run(self, task_id: str) -> None:
+        """Find the copies in one range of the contents of all splits, and write those of each split."""
+        files = ExchangedFiles(self.list_sources(ExactHashes.name), ExactHashes.contents)
+        num_previous = len(self.plan.previous_splits)
+        pairs: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
+        for part in self.read_parts(task_id, files, BYTES_PER_DOCUMENT):
+            for chunk in part.chunks():
+                found = components.pair_with_first(
+                    *components.group_equal_hashes(*part.gather(chunk))
+                )
+                # Copies inside previous runs stay there.
+                pairs.append(found[found[:, 1] >> np.uint64(32) >= num_previous])
+        kept, goes = (self.doc_ids(ids) for ids in np.concatenate(pairs).T)
         order = np.argsort(goes)
         goes, kept = goes[order], kept[order]
-        split_starts = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(
-            32
-        )
-        path = output.path(name)
-        with pa.ipc.new_file(path, COPIES) as file:
-            for start, end in pairwise(np.searchsorted(goes, split_starts)):
+        splits = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(32)
+        bounds = itertools.pairwise(np.searchsorted(goes, splits).tolist())
+        with (
+            self.folder.commit(task_id) as output,
+            SegmentWriter(output, self.found.file_name(task_id), COPIES) as file,
+        ):
+            for start, end in bounds:
                 columns = [goes[start:end].astype(np.uint32), kept[start:end]]
-                file.write_batch(pa.record_batch(columns, schema=COPIES))
-        return path
+                file.write(pa.record_batch(columns, schema=COPIES))
 
-    def _find_copies(self, name: str) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the ids of copies in one partition, and those of the kept documents, both (n,)."""
+    def finish(self) -> None:
+        """Join the copies of each split."""
+        if self.config.exact_dedup is None:
+            return
+        super().finish()
+        counters = Counters()
+        with self.folder.commit(self.copies.name) as output:
+            with pa.ipc.new_file(output.path(self.copies.file_name), COPIES) as file:
+                for batches in self._read_found():
+                    rows = join_batches(COPIES, batches).sort_by("record")
+                    counters.add("exact_dedup", rows.num_rows)
+                    file.write_batch(rows)
+            output.record = {"counters": counters.to_json()}
 
-        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
-            folder, key = source
-            return read_slice(folder.open(self.contents.file_name(key)), name)
-
-        partition = Partition(self.folder.read_each(self.sources(self.name), read), name)
-        num_previous = len(self.plan.previous_splits)
-        found: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
-        for chunk in partition.chunks():
-            pairs = components.pair_with_first(
-                *components.group_equal_hashes(*partition.gather(chunk))
-            )
-            is_own = pairs[:, 1] >> np.uint64(32) >= num_previous
-            found.append(pairs[is_own])  # copies inside previous runs stay there
-        pairs = np.concatenate(found)
-        return self.doc_ids(pairs[:, 1]), self.doc_ids(pairs[:, 0])
+    def _read_found(self) -> Iterator[tuple[pa.RecordBatch, ...]]:
+        """Yield the copies of each split, task by task."""
+        files = ExchangedFiles([(self.folder, self.task_ids())], self.found)
+        num_splits = len(self.plan.splits)
+        for first in range(0, num_splits, _SPLITS_PER_READ):
+            ranges = files.find(first, min(first + _SPLITS_PER_READ, num_splits))
+            yield from zip(*files.read_each(ranges), strict=True)
 
     def find_copies(self, split: InputSplit) -> pa.RecordBatch:
         """Return the documents of a split to drop, as COPIES; none where the phase is off."""

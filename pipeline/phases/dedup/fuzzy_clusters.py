@@ -1,23 +1,19 @@
 """The phase fuzzy_clusters: find similar documents over the whole crawl, and join them to clusters.
 
-Documents that share a band hash are candidates, and their n-gram sets are compared. Similar pairs, also of other
-partitions, connect the documents of a cluster. Which of them are dropped is decided in fuzzy_dedup.
+The n-gram sets of candidates are compared. Similar pairs, also of other partitions, connect the documents of a cluster.
+Which of them are dropped is decided in fuzzy_dedup.
 
-    annotate: SPLIT.bands.arrow ──▶ p000of002: pairs, scores ──┐
-              SPLIT.ngrams.bin      p001of002: pairs, scores ──┴▶ finish: clusters.arrow, one batch per task
+    fuzzy_candidates: candidates.arrow ──▶ p000of002: pairs, scores ──┐
+    fuzzy_ngrams: sets.arrow               p001of002: pairs, scores ──┴▶ finish: clusters.arrow, one batch per task
 
-A partition's task reads one range of the band hashes of all splits, and of the documents that share one, only those
-n-gram sets that another set in their group can be similar to. The place of a set is stored beside the band hashes, and
-goes with the document to fuzzy_dedup (pipeline/runs/ngram_sets.py). The merge opens no files of splits
-(merge_forests.py).
+The place of a set is stored beside the band hashes, and goes with the document to fuzzy_dedup
+(pipeline/runs/ngram_sets.py). The merge opens no files of splits (merge_forests.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+import contextlib
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +23,7 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
+from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams, Rule
 from pipeline.phases.dedup.merge_forests import (
     CLUSTERS,
     LEFT_OUT,
@@ -35,33 +32,12 @@ from pipeline.phases.dedup.merge_forests import (
     write_clusters,
 )
 from pipeline.phases.phase import PartitionPhase
-from pipeline.phases.previous_runs import (
-    PreviousSplit,
-    find_other_version,
-    find_unfinished,
-)
-from pipeline.runs.hash_partitions import (
-    FileSlice,
-    Partition,
-    count_partitions,
-    name_partitions,
-    read_slice,
-    take_rows,
-)
-from pipeline.runs.ngram_sets import NgramReader, count_ngrams
-from pipeline.runs.phase_folder import PhaseFolder
-from pipeline.runs.run_folder import RunFolder
+from pipeline.phases.previous_runs import PreviousSplit
+from pipeline.runs.exchange import ExchangedFiles, join_batches
+from pipeline.runs.ngram_sets import LocalSets, NgramReader, make_keys
 from stages.contract import Counters
 from stages.dedup import connected_components as components
-from stages.dedup.candidate_groups import divide_groups, find_comparable
-from stages.dedup.connected_components import Pairs
-from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands, flatten_lists
 from stages.kernels.dedup import near_duplicates as kernel
-
-# Memory of a partition per band hash if all documents are near-duplicates: 28 as read, and
-# 28 while its chunks are built. Later, without the rows, 32 for group, score and place, 16 for
-# the pair, and 96 while the spanning forest is built.
-BYTES_PER_BAND_HASH = 160
 
 # Documents of clusters that one task of fuzzy_dedup decides on, except that one cluster is
 # never divided.
@@ -80,43 +56,14 @@ FOREST = pa.schema(
     ]
 )
 
-# Documents of all groups, group after group; the sizes of the groups; and the ranking value
-# of each document, and the place of its n-grams.
-Groups = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[Any], NDArray[np.uint64]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """When two documents with a common band are similar.
-
-    Attributes:
-        min_jaccard: Jaccard similarity that they reach; 0: any.
-        must_contain: the representative contains all n-grams of the document that is dropped.
-    """
-
-    min_jaccard: float
-    must_contain: bool
-
-    @classmethod
-    def from_config(cls, config: RunConfig) -> Rule | None:
-        """Return the rule of the config; None: candidates are not compared."""
-        dedup, minhash = config.fuzzy_dedup, config.annotate.minhash
-        if dedup is None or minhash is None or dedup.rule is None:
-            return None
-        threshold = dedup.threshold or minhash.threshold
-        return cls(
-            min_jaccard=0.0 if dedup.rule == "contained" else threshold,
-            must_contain=dedup.rule != "jaccard",
-        )
-
 
 class FuzzyClusters(PartitionPhase):
     """Find pairs of similar documents by ranges of band hashes, and join them to clusters."""
 
     name = "fuzzy_clusters"
     section = "fuzzy_dedup"
-    version = 2
-    parents = (Annotate,)
+    version = 3
+    parents = (Annotate, FuzzyCandidates, FuzzyNgrams)
 
     forest = Artifact("forest.arrow", FOREST)
     # a batch per task of fuzzy_dedup
@@ -124,150 +71,64 @@ class FuzzyClusters(PartitionPhase):
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
-        """Return annotate, for its band hashes and n-grams, and fuzzy_dedup, for the documents it dropped."""
-        return (Annotate.name, "fuzzy_dedup") if cls.is_enabled(config) else ()
-
-    @classmethod
-    def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
-        """Yield the reasons why documents cannot be compared."""
-        if config.fuzzy_dedup is None:
-            return
-        ours, theirs = config.annotate.minhash, run.config.annotate.minhash
-        assert ours is not None, "the config requires it"
-        if theirs is None:
-            yield (
-                "its annotate.minhash is null, so it has no signatures; "
-                "run it again with annotate.minhash: {...}"
-            )
-            return
-        yield from find_unfinished(run, Annotate.name)
-        yield from find_unfinished(run, "fuzzy_dedup")
-        yield from find_other_version(run, Annotate.name, MinHash)
-        yield from _compare_minhash(ours, theirs, config.fuzzy_dedup.rule is not None)
+        """Return fuzzy_dedup, for the documents it dropped."""
+        return ("fuzzy_dedup",) if cls.is_enabled(config) else ()
 
     def task_ids(self) -> list[str]:
         """Return the names of the partitions; none where the phase is off."""
-        return name_partitions(self.num_partitions)
-
-    @cached_property
-    def num_partitions(self) -> int:
-        """The number of partitions. One fits into a task's memory."""
-        if self.config.fuzzy_dedup is None:
-            return 0
-        num_hashes = sum(self.counts(Annotate.name, "band_hashes"))
-        return count_partitions(
-            num_hashes, BYTES_PER_BAND_HASH, self.config.engine.memory_mb
-        )
+        return FuzzyCandidates(self.plan).task_ids()
 
     def run(self, task_id: str) -> None:
-        """Read one range of the band hashes of all splits, and write a spanning forest of its pairs, with scores."""
-        counters = Counters()
-        documents, sizes, values, places = self._find_groups(task_id, counters)
-        counters.add("band_hashes_shared", len(documents))
-        pairs = self._compare(documents, np.append(0, np.cumsum(sizes)), places)
-        forest = components.spanning_forest(pairs)
-        ids, firsts = np.unique(documents, return_index=True)
-        rows = firsts[np.searchsorted(ids, forest)]
-        facts = [*self._compute_scores(values[rows]).T, *places[rows].T]
+        """Compare the candidates of a partition, and write a spanning forest of its pairs, with scores."""
+        candidates = FuzzyCandidates(self.plan)
+        name = candidates.candidates.file_name(task_id)
+        with self._receive_sets(task_id) as sets, candidates.folder.open(name) as source:
+            file = pa.ipc.open_file(source)
+            batches = map(file.get_batch, range(file.num_record_batches))
+            found = [self._find_pairs(batch, sets) for batch in batches]
+        pairs = join_batches(FOREST, found)
+        one, other = (pairs[name].to_numpy() for name in ("one", "other"))
+        is_needed = components.find_forest(np.stack([one, other], axis=1))
         with self.folder.commit(task_id) as output:
-            with pa.ipc.new_file(
-                output.path(self.forest.file_name(task_id)), FOREST
-            ) as file:
-                file.write_batch(pa.record_batch([*forest.T, *facts], schema=FOREST))
-            output.record = {"counters": counters.to_json()}
+            path = output.path(self.forest.file_name(task_id))
+            with pa.ipc.new_file(path, FOREST) as file:
+                file.write_batch(pairs.filter(pa.array(is_needed)))
 
-    def _find_groups(self, name: str, counters: Counters) -> Groups:
-        """Return the documents of one partition that share a band hash."""
-
-        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
-            folder, key = source
-            return read_slice(folder.open(Annotate.bands.file_name(key)), name)
-
-        num_previous = len(self.plan.previous_splits)
-        partition = Partition(
-            self.folder.read_each(self.sources(Annotate.name), read), name
-        )
-        values = [self._read_values(i, rows) for i, rows in enumerate(partition.files)]
-        places = [self._read_places(rows) for rows in partition.files]
-        found: list[Groups] = []
-        for chunk in partition.chunks():
-            hashes, ids = partition.gather(chunk)
-            documents, starts = components.group_equal_hashes(hashes, ids)
-            if num_previous:
-                # Groups inside previous runs were decided there.
-                first_own = num_previous << 32
-                documents, starts = components.select_groups_reaching(
-                    documents, starts, first_own
-                )
-            rows = np.searchsorted(ids, documents)
-            ranking = take_rows(values, chunk)[rows]
-            found.append(
-                (documents, np.diff(starts), ranking, take_rows(places, chunk)[rows])
-            )
-        num_hashes = sum(rows.num_rows for rows in partition.files[num_previous:])
-        counters.add("band_hashes", num_hashes)
-        del partition, values, places  # before the groups are copied into one array
-        documents, sizes, ranking, found_places = (
-            np.concatenate(part) for part in zip(*found, strict=True)
-        )
-        return documents, sizes, ranking, found_places
-
-    def _read_values(self, index: int, rows: pa.RecordBatch) -> NDArray[Any]:
-        """Return the values that rank the documents of a file, shape (n,).
-
-        They are 0 for previous runs, whose documents always come first.
-        """
-        assert self.config.fuzzy_dedup is not None
-        keep = self.config.fuzzy_dedup.keep
-        if keep == "first" or index < len(self.plan.previous_splits):
-            return np.broadcast_to(np.float32(0), rows.num_rows)
-        column = rows["num_chars" if keep == "longest" else "perplexity"]
-        return column.to_numpy(zero_copy_only=False)
-
-    def _read_places(self, rows: pa.RecordBatch) -> NDArray[np.uint64]:
-        """Return the places of the documents' n-grams, shape (n,); 0 without a rule."""
+    @contextlib.contextmanager
+    def _receive_sets(self, task_id: str) -> Generator[LocalSets | None]:
+        """Keep the n-gram sets of a partition in a local file; None without a rule."""
         if Rule.from_config(self.config) is None:
-            return np.broadcast_to(np.uint64(0), rows.num_rows)
-        return rows["ngrams"].to_numpy()
+            yield None
+            return
+        index = self.task_ids().index(task_id)
+        sender = FuzzyNgrams(self.plan)
+        files = ExchangedFiles([(sender.folder, sender.task_ids())], sender.sets)
+        with self.folder.scratch(task_id) as folder:
+            sent = files.read_rows(files.find(index, index + 1))
+            yield LocalSets(folder / "sets.bin", sent)
 
-    def _compute_scores(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Return scores that rise with the number of characters, or fall with the perplexity."""
-        assert self.config.fuzzy_dedup is not None
-        scores = values.astype(np.float64)
-        if self.config.fuzzy_dedup.keep != "best":
-            return scores
-        # A document without a perplexity has NaN here, and gets 0: the comparison is false.
-        return np.divide(1.0, scores, out=np.zeros_like(scores), where=scores > 0)
-
-    def _compare(
-        self,
-        documents: NDArray[np.uint64],
-        starts: NDArray[np.int64],
-        places: NDArray[np.uint64],
-    ) -> Pairs:
+    def _find_pairs(
+        self, candidates: pa.RecordBatch, sets: LocalSets | None
+    ) -> pa.RecordBatch:
         """Return pairs that connect the similar documents of each group, or all of them without a rule."""
+        documents, scores, places, is_first = (
+            column.to_numpy(zero_copy_only=False) for column in candidates.columns
+        )
+        starts = np.append(np.flatnonzero(is_first), len(documents))
         rule = Rule.from_config(self.config)
-        if rule is None:
-            return components.pair_with_first(documents, starts)
-        sizes = count_ngrams(places)
-        rows, starts = find_comparable(documents, starts, sizes, rule.min_jaccard)
-        documents, places, sizes = documents[rows], places[rows], sizes[rows]
-        reader = open_ngrams(self)
-        found: list[Pairs] = [np.empty((0, 2), np.uint64)]
-        memory_mb = self.config.engine.memory_mb
-        for some in divide_groups(starts, sizes, memory_mb):
-            bounds = starts[some.start : some.stop + 1]
-            here = slice(bounds[0], bounds[-1])
-            ngrams = reader.read(documents[here], places[here])
+        if rule is None or sets is None:
+            pairs = components.pair_with_first(documents, starts)
+        else:
             pairs = kernel.find_similar_pairs(
-                documents[here],
-                bounds - bounds[0],
-                *flatten_lists(ngrams),
+                documents,
+                starts,
+                *sets.read(make_keys(documents, places)),
                 rule.min_jaccard,
                 rule.must_contain,
             )
-            found.append(pairs)
-        return np.concatenate(found)
+        ids, firsts = np.unique(documents, return_index=True)
+        rows = firsts[np.searchsorted(ids, pairs)]
+        return pa.record_batch([*pairs.T, *scores[rows].T, *places[rows].T], schema=FOREST)
 
     # ---- Merging the partitions ----
 
@@ -291,7 +152,8 @@ class FuzzyClusters(PartitionPhase):
     def _read_forests(self) -> Iterator[Forest]:
         """Yield the pairs of each partition."""
         for task_id in self.task_ids():
-            forest = read_batch(self.folder.open(self.forest.file_name(task_id)), 0)
+            with self.folder.open(self.forest.file_name(task_id)) as source:
+                forest = pa.ipc.open_file(source).read_all().combine_chunks()
             columns = [column.to_numpy() for column in forest.columns]
             pairs, scores, places = (
                 np.stack(columns[i : i + 2], axis=1) for i in range(0, len(columns), 2)
@@ -360,29 +222,6 @@ def open_ngrams(phase: PartitionPhase) -> NgramReader:
     return NgramReader(
         [(folder, Annotate.ngrams.file_name(key)) for folder, key in sources]
     )
-
-
-def _compare_minhash(
-    ours: MinHashSettings, theirs: MinHashSettings, are_compared: bool
-) -> Iterator[str]:
-    for name in ("num_permutations", "ngram_words"):
-        here, there = getattr(ours, name), getattr(theirs, name)
-        if here != there:
-            yield (
-                f"its annotate.minhash.{name} is {there}, ours {here}: "
-                f"their signatures cannot be compared"
-            )
-    if compute_bands(ours) != compute_bands(theirs):
-        yield (
-            f"its annotate.minhash.threshold is {theirs.threshold} (bands and rows "
-            f"{compute_bands(theirs)}), ours {ours.threshold} ({compute_bands(ours)}): bands with another "
-            f"number of rows never have equal hashes"
-        )
-    if are_compared and not theirs.store_ngrams:
-        yield (
-            "its annotate.minhash.store_ngrams is false: it has not stored the n-grams that "
-            "our fuzzy_dedup.rule compares"
-        )
 
 
 def read_batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.runs.hash_partitions import find_bounds, join_batches
+from pipeline.runs.exchange import find_bounds, join_batches
 from stages.dedup.connected_components import (
     Pairs,
     Positions,

@@ -14,7 +14,6 @@ come before all of this run, in each of its groups. Paragraphs of exact copies o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -26,18 +25,19 @@ from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.exact_dedup import ExactDedup
-from pipeline.phases.extract import DISTINCT_HASHES, Extract
+from pipeline.phases.extract import Extract, select_distinct
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_other_version, find_unfinished
-from pipeline.runs.hash_partitions import (
-    FileSlice,
+from pipeline.runs.exchange import (
+    ExchangedFiles,
     Partition,
+    SegmentWriter,
     count_partitions,
     find_bounds,
+    join_batches,
     name_partitions,
-    read_slice,
+    read_file,
 )
-from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup.duplicate_lines import find_duplicates
@@ -58,10 +58,11 @@ class ParagraphDedup(PartitionPhase):
     """
 
     name = "paragraph_dedup"
-    version = 2
+    version = 3
     parents = (Extract, ExactDedup)
 
-    repeated = Artifact("repeated.arrow", REPEATED)  # one batch per split of the group
+    # a segment per split of the group
+    repeated = Artifact("repeated.arrow", REPEATED, has_segments=True)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
@@ -106,67 +107,62 @@ class ParagraphDedup(PartitionPhase):
             for group in self.groups
         ]
         num_hashes = sum(counts[:num_previous]) + max(sizes, default=0)
-        return count_partitions(num_hashes, BYTES_PER_HASH, self.config.engine.memory_mb)
+        num_files = num_previous + len(self.groups[0])
+        memory_mb = self.config.engine.memory_mb
+        return count_partitions(num_hashes, BYTES_PER_HASH, memory_mb, num_files)
 
     def run(self, task_id: str) -> None:
         """Read one range of the hashes of all splits of a group, and write which ones are repeated."""
-        group, name = _parse_task(task_id)
-        partition = self._read_partition(self.groups[group], name)
-        masks = self._find_repeated(partition)[len(self.plan.previous_splits) :]
+        group, _ = _parse_task(task_id)
+        splits = self.groups[group]
+        found: list[list[pa.RecordBatch]] = [[] for _ in splits]  # part by part
+        for part in self._read_parts(task_id, splits):
+            masks = self._find_repeated(part)[len(self.plan.previous_splits) :]
+            for of_split, mask in zip(found, masks, strict=True):
+                of_split.append(pa.record_batch([pa.array(mask)], schema=REPEATED))
         counters = Counters()
-        counters.add("distinct_paragraphs", sum(len(mask) for mask in masks))
-        counters.add("distinct_paragraphs_repeated", sum(int(mask.sum()) for mask in masks))
         with self.folder.commit(task_id) as output:
-            path = output.path(self.repeated.file_name(task_id))
-            with pa.ipc.new_file(path, REPEATED) as file:
-                for mask in masks:
-                    file.write_batch(pa.record_batch([pa.array(mask)], schema=REPEATED))
+            name = self.repeated.file_name(task_id)
+            with SegmentWriter(output, name, REPEATED) as file:
+                for of_split in found:
+                    segment = join_batches(REPEATED, of_split)
+                    file.write(segment)
+                    counters.add("distinct_paragraphs", segment.num_rows)
+                    counters.add(
+                        "distinct_paragraphs_repeated", pc.sum(segment[0]).as_py() or 0
+                    )
             output.record = {"counters": counters.to_json()}
 
-    def _read_partition(self, splits: Sequence[InputSplit], name: str) -> Partition:
-        """Read one partition of all previous splits and of the splits of a group."""
+    def _read_parts(
+        self, task_id: str, splits: Sequence[InputSplit]
+    ) -> Iterator[Partition]:
+        """Yield one partition of all previous splits and of the splits of a group, part by part."""
+        *tasks, (folder, _) = self.list_sources(Extract.name)
+        tasks.append((folder, [split.key for split in splits]))
+        if self.config.exact_dedup is None:
+            files = ExchangedFiles(tasks, Extract.distinct_hashes)
+            yield from self.read_parts(task_id, files, BYTES_PER_HASH)
+            return
+        num_previous = len(self.plan.previous_splits)
 
-        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
-            folder, key = source
-            return read_slice(folder.open(Extract.distinct_hashes.file_name(key)), name)
+        def select(index: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+            """Return each hash of the documents that exact_dedup keeps, once."""
+            if index >= num_previous:
+                copies = ExactDedup(self.plan).find_copies(splits[index - num_previous])
+                rows = _leave_out(copies, rows)
+            return select_distinct(rows)
 
-        extracted = self.plan.folder(Extract.name)
+        files = ExchangedFiles(tasks, Extract.hashes)
+        yield from self.read_parts(task_id, files, BYTES_PER_HASH, select)
 
-        def read_own(split: InputSplit) -> FileSlice:
-            if self.config.exact_dedup is None:
-                return read((extracted, split.key))
-            hashes = extracted.open(Extract.hashes.file_name(split.key))
-            return self._select_distinct(split, read_slice(hashes, name))
-
-        previous = self.sources(Extract.name)[: len(self.plan.previous_splits)]
-        slices = self.folder.read_each(previous, read) + extracted.read_each(
-            splits, read_own
-        )
-        return Partition(slices, name)
-
-    def _select_distinct(self, split: InputSplit, part: FileSlice) -> FileSlice:
-        """Return each hash of the documents that exact_dedup keeps, once."""
-        part = part.filter(~self._is_of_copy(split, part.rows))
-        is_first = np.zeros(part.rows.num_rows, np.bool_)
-        is_first[find_bounds(part.rows["hash"].to_numpy())[:-1]] = True
-        return replace(part, rows=part.rows.select(DISTINCT_HASHES.names)).filter(is_first)
-
-    def _is_of_copy(self, split: InputSplit, rows: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return whether each paragraph is of a document that exact_dedup drops."""
-        copies = ExactDedup(self.plan).find_copies(split)["record"]
-        return pc.is_in(rows["record"], value_set=copies).to_numpy(zero_copy_only=False)
-
-    def _find_repeated(self, partition: Partition) -> list[NDArray[np.bool_]]:
+    def _find_repeated(self, part: Partition) -> list[NDArray[np.bool_]]:
         """Return whether each hash of each file is removed because of other files."""
         keep = self.config.paragraph_dedup.keep
         assert keep != "keep_all"
-        masks = [np.zeros(rows.num_rows, np.bool_) for rows in partition.files]
-        for chunk in partition.chunks():
+        masks = [np.zeros(rows.num_rows, np.bool_) for rows in part.files]
+        for chunk in part.chunks():
             # Each file takes the place of a document, because it has each hash once.
-            found = find_duplicates(*partition.gather(chunk), keep)
-            ends = np.cumsum([rows.stop - rows.start for rows in chunk])[:-1]
-            for mask, rows, part in zip(masks, chunk, np.split(found, ends), strict=True):
-                mask[rows] = part
+            part.place(masks, chunk, find_duplicates(*part.gather(chunk), keep))
         return masks
 
     def find_duplicate_lines(self, split: InputSplit) -> NDArray[np.uint64]:
@@ -176,32 +172,23 @@ class ParagraphDedup(PartitionPhase):
         is_repeated = self._read_repeated(split)
         found = [np.empty(0, np.uint64)]
         num_read = 0  # different hashes
-        name = Extract.hashes.file_name(split.key)
-        with self.plan.folder(Extract.name).open(name) as source:
-            file = pa.ipc.open_file(source)
-            for bucket in range(file.num_record_batches):
-                rows = file.get_batch(bucket)
-                if self.config.exact_dedup is not None:
-                    rows = rows.filter(pa.array(~self._is_of_copy(split, rows)))
-                bounds = find_bounds(rows["hash"].to_numpy())
-                here = is_repeated[num_read : num_read + len(bounds) - 1]
-                found.append(self._select_lines(rows, bounds, here))
-                num_read += len(here)
+        copies = ExactDedup(self.plan).find_copies(split)
+        for segment in read_file(self.plan.folder(Extract.name), Extract.hashes, split.key):
+            rows = _leave_out(copies, segment)
+            bounds = find_bounds(rows["hash"].to_numpy())
+            here = is_repeated[num_read : num_read + len(bounds) - 1]
+            found.append(self._select_lines(rows, bounds, here))
+            num_read += len(here)
         return np.sort(np.concatenate(found))
 
     def _read_repeated(self, split: InputSplit) -> NDArray[np.bool_]:
         """Return whether each hash of a split is removed because of other splits."""
         group = split.index // len(self.groups[0])
         index = split.index - self.groups[group][0].index
-
-        def read(partition: str) -> NDArray[np.bool_]:
-            name = self.repeated.file_name(_name_task(group, partition))
-            with self.folder.open(name) as source:
-                batch = pa.ipc.open_file(source).get_batch(index)
-                return batch["is_repeated"].to_numpy(zero_copy_only=False)
-
-        found = self.folder.read_each(name_partitions(self.num_partitions), read)
-        return np.concatenate(found)
+        names = [_name_task(group, name) for name in name_partitions(self.num_partitions)]
+        files = ExchangedFiles([(self.folder, names)], self.repeated)
+        rows = join_batches(REPEATED, list(files.read_rows(files.find(index, index + 1))))
+        return rows["is_repeated"].to_numpy(zero_copy_only=False)
 
     def _select_lines(
         self,
@@ -224,6 +211,13 @@ class ParagraphDedup(PartitionPhase):
         is_removed = np.ones(len(lines), np.bool_)
         is_removed[bounds[:-1][keeps_first]] = False
         return lines[is_removed]
+
+
+def _leave_out(copies: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return paragraphs without those of documents that exact_dedup drops."""
+    if not copies.num_rows:
+        return rows
+    return rows.filter(pc.invert(pc.is_in(rows["record"], value_set=copies["record"])))
 
 
 def _name_task(group: int, partition: str) -> str:

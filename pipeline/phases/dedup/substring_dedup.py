@@ -13,8 +13,10 @@ tokens. They, and Penedo et al. 2023 (RefinedWeb, section 3.3), remove spans of 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,17 +29,18 @@ from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_unfinished
-from pipeline.runs.hash_partitions import (
-    FileSlice,
+from pipeline.runs.exchange import (
+    NUM_RANGES,
+    ExchangedFiles,
     Partition,
-    count_buckets,
-    count_partitions,
+    SegmentWriter,
+    group_by_range,
+    join_batches,
     name_partitions,
-    read_slice,
+    sort_by_hash,
     take_rows,
-    write_merged_buckets,
 )
-from pipeline.runs.phase_folder import PhaseFolder
+from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_row_groups
 from stages.contract import Counters
@@ -72,12 +75,12 @@ class SubstringHashes(PartitionPhase):
 
     name = "substring_hashes"
     section = "substring_dedup"
-    version = 2
+    version = 3
     parents = (Extract,)
     task_kind = "splits"
     depends_on_all_splits = False
 
-    windows = Artifact("windows.arrow", WINDOWS)  # by range of hashes
+    windows = Artifact("windows.arrow", WINDOWS, has_segments=True)  # by hash
 
     def task_ids(self) -> list[str]:
         """Return the keys of the splits; none where the phase is off."""
@@ -87,14 +90,11 @@ class SubstringHashes(PartitionPhase):
 
     def run(self, task_id: str) -> None:
         """Write the windows of the documents of one split."""
-        record = self.plan.folder(Extract.name).record(task_id)
-        text_bytes = record["counters"]["counts"].get("text_bytes", 0)
-        num_buckets = count_buckets(text_bytes // BYTES_PER_WORD)
         counters = Counters()
         with self.folder.commit(task_id) as output:
-            path = output.path(self.windows.file_name(task_id))
+            name = self.windows.file_name(task_id)
             parts = self._collect_parts(self._read_windows(task_id))
-            counters.add("windows", write_merged_buckets(path, WINDOWS, parts, num_buckets))
+            counters.add("windows", _write_windows(output, name, parts))
             output.record = {"counters": counters.to_json()}
 
     def _collect_parts(
@@ -129,6 +129,32 @@ class SubstringHashes(PartitionPhase):
             yield [*hashes, np.repeat(records, counts), words.astype(np.uint32)]
 
 
+def _write_windows(
+    output: PendingOutput, name: str, parts: Iterator[pa.RecordBatch]
+) -> int:
+    """Write the windows by hash, and return their number. One part is in memory at a time."""
+    paths: list[Path] = []
+    num_windows = 0
+    for part in parts:
+        paths.append(output.path(f"{name}.part{len(paths)}"))
+        with pa.ipc.new_file(paths[-1], WINDOWS) as file:
+            for rows in group_by_range(part):
+                file.write_batch(rows)
+        num_windows += part.num_rows
+        del part  # before the next part is made
+    with contextlib.ExitStack() as stack:
+        # Pages of memory maps would count as memory of the process.
+        sources = [stack.enter_context(pa.OSFile(str(path))) for path in paths]
+        files = [pa.ipc.open_file(source) for source in sources]
+        with SegmentWriter(output, name, WINDOWS) as merged:
+            for index in range(NUM_RANGES):
+                rows = join_batches(WINDOWS, [file.get_batch(index) for file in files])
+                merged.write(sort_by_hash(rows))
+    for path in paths:
+        path.unlink()
+    return num_windows
+
+
 def _concatenate(batches: list[list[NDArray[Any]]]) -> pa.RecordBatch:
     """Return the rows of all batches, and empty the list."""
     columns: list[NDArray[Any]] = []
@@ -144,10 +170,11 @@ class SubstringDedup(PartitionPhase):
     """Find the windows that an earlier document has, by ranges of hash space."""
 
     name = "substring_dedup"
-    version = 1
+    version = 2
     parents = (SubstringHashes,)
 
-    repeated = Artifact("repeated.arrow", REPEATED)  # one batch per split
+    # a segment per split
+    repeated = Artifact("repeated.arrow", REPEATED, has_segments=True)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
@@ -178,32 +205,28 @@ class SubstringDedup(PartitionPhase):
     @cached_property
     def num_partitions(self) -> int:
         """The number of partitions. Each fits into the memory of a task."""
-        if self.folder.is_complete():
-            # As many as there were: `engine.memory_mb` may be another one by now.
-            return self.folder.summary()["task_ids"]
-        num_windows = sum(self.counts(SubstringHashes.name, "windows"))
-        return count_partitions(num_windows, BYTES_PER_WINDOW, self.config.engine.memory_mb)
+        return self.count_partitions(SubstringHashes.name, "windows", BYTES_PER_WINDOW)
 
     def run(self, task_id: str) -> None:
         """Read one range of the windows of all splits, and write the repeated ones per split."""
-
-        def read(source: tuple[PhaseFolder, str]) -> FileSlice:
-            folder, key = source
-            name = SubstringHashes.windows.file_name(key)
-            return read_slice(folder.open(name), task_id)
-
-        sources = self.sources(SubstringHashes.name)
-        partition = Partition(self.folder.read_each(sources, read), task_id)
-        masks = _find_repeated(partition)
+        files = ExchangedFiles(
+            self.list_sources(SubstringHashes.name), SubstringHashes.windows
+        )
         num_previous = len(self.plan.previous_splits)
+        found: list[list[pa.RecordBatch]] = [[] for _ in self.plan.splits]  # part by part
+        for part in self.read_parts(task_id, files, BYTES_PER_WINDOW):
+            masks = _find_repeated(part)[num_previous:]
+            own = zip(found, part.files[num_previous:], masks, strict=True)
+            for of_split, rows, mask in own:
+                of_split.append(rows.select(REPEATED.names).filter(pa.array(mask)))
         counters = Counters()
         with self.folder.commit(task_id) as output:
-            path = output.path(self.repeated.file_name(task_id))
-            with pa.ipc.new_file(path, REPEATED) as file:
-                own = zip(partition.files, masks, strict=True)
-                for rows, mask in list(own)[num_previous:]:
-                    file.write_batch(rows.select(REPEATED.names).filter(pa.array(mask)))
-                    counters.add("windows_repeated", int(mask.sum()))
+            name = self.repeated.file_name(task_id)
+            with SegmentWriter(output, name, REPEATED) as file:
+                for of_split in found:
+                    segment = join_batches(REPEATED, of_split)
+                    file.write(segment)
+                    counters.add("windows_repeated", segment.num_rows)
             output.record = {"counters": counters.to_json()}
 
     def find_spans(self, split: InputSplit) -> NDArray[np.uint64]:
@@ -216,15 +239,11 @@ class SubstringDedup(PartitionPhase):
         settings = self.config.substring_dedup
         if settings is None:
             return np.empty(0, np.uint64)
-
-        def read(partition: str) -> NDArray[np.uint64]:
-            with self.folder.open(self.repeated.file_name(partition)) as source:
-                batch = pa.ipc.open_file(source).get_batch(split.index)
-                records = batch["record"].to_numpy().astype(np.uint64)
-                return records << np.uint64(32) | batch["word"].to_numpy()
-
-        names = name_partitions(self.num_partitions)
-        windows = np.sort(np.concatenate(self.folder.read_each(names, read)))
+        files = ExchangedFiles([(self.folder, self.task_ids())], self.repeated)
+        ranges = files.find(split.index, split.index + 1)
+        rows = join_batches(REPEATED, list(files.read_rows(ranges)))
+        records = rows["record"].to_numpy().astype(np.uint64)
+        windows = np.sort(records << np.uint64(32) | rows["word"].to_numpy())
         return join_windows(windows, settings.min_words)
 
 
@@ -255,9 +274,7 @@ def _find_repeated(partition: Partition) -> list[NDArray[np.bool_]]:
     for chunk in partition.chunks():
         hashes, ids = partition.gather(chunk)
         found = find_repeated_windows(hashes, take_rows(checks, chunk), ids)
-        ends = np.cumsum([rows.stop - rows.start for rows in chunk])[:-1]
-        for mask, rows, part in zip(masks, chunk, np.split(found, ends), strict=True):
-            mask[rows] = part
+        partition.place(masks, chunk, found)
     return masks
 
 
@@ -269,7 +286,7 @@ def find_repeated_windows(
     Args:
         hashes: (n,) the first hash of each window.
         checks: (n,) its second hash.
-        ids: (n,) the document of each window, in non-decreasing order.
+        ids: (n,) the document of each window. Those of equal windows never decrease.
     """
     # The sort is stable, so the first of equal windows is that of the first document.
     order = np.lexsort((checks, hashes))

@@ -14,7 +14,7 @@ from pipeline.phases.previous_runs import list_previous_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import RemovedParagraphs, Row
-from pipeline.runs.hash_partitions import read_around
+from pipeline.runs.exchange import read_around
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.paragraph_hashes import hash_paragraph
@@ -115,7 +115,6 @@ def _find_copies(run: RunFolder, doc_id: int, lines: Sequence[str]) -> dict[str,
 
 def _find_holders(file: _HashFile, line_hash: int) -> list[int]:
     """Return the ids of the documents of a split that hold a line, sorted."""
-    nearby = read_around(file.folder.open(file.file_name), line_hash)
-    is_equal = nearby["hash"].to_numpy() == np.uint64(line_hash)
-    records = np.sort(nearby["record"].to_numpy()[is_equal])
+    rows = read_around(file.folder.open(file.file_name), line_hash)
+    records = rows["record"].to_numpy()
     return [file.split_index << 32 | int(record) for record in records]

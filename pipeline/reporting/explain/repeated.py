@@ -12,7 +12,7 @@ from pipeline.phases.dedup.substring_dedup import SubstringDedup, SubstringHashe
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import RepeatedSpan
-from pipeline.runs.hash_partitions import read_around
+from pipeline.runs.exchange import read_around
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.substring_dedup import SPANS, cut_spans, find_words, hash_windows
 
@@ -69,8 +69,7 @@ def _find_first(dedup: SubstringDedup, window: NDArray[np.uint64]) -> int | None
         with contextlib.suppress(FileNotFoundError):
             source = folder.open(SubstringHashes.windows.file_name(key))
             rows = read_around(source, int(window[0]))
-            is_equal = rows["hash"].to_numpy() == window[0]
-            is_equal &= rows["check"].to_numpy() == window[1]
+            is_equal = rows["check"].to_numpy() == window[1]
             records = rows["record"].to_numpy()[is_equal]
             if len(records):
                 found = np.array([index << 32 | int(records.min())], np.uint64)

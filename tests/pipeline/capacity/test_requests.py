@@ -25,7 +25,15 @@ from tests.conftest import wet_record
 NUM_SPLITS = 8
 
 # Phases whose requests are as estimated, within 20 %.
-COUNTED = ("extract", "annotate", "select", "tokenize")
+COUNTED = (
+    "extract",
+    "paragraph_dedup",
+    "annotate",
+    "fuzzy_candidates",
+    "select",
+    "tokenize",
+    "write_shards",
+)
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.capacity.task_groups import (
-    GROUPS_PER_SLOT,
     MAX_GROUP_S,
     MAX_GROUP_TASKS,
     SHARE_OF_REST,
     SMALLEST_SHARE,
-    count_group_tasks,
     count_groups,
     divide,
 )
@@ -29,7 +27,7 @@ def test_a_group_leaves_enough_work_for_the_other_slots(
 ) -> None:
     """All tasks are in groups, in order. A group of several tasks is within each limit."""
     task_ids = [f"{number:06d}" for number in range(len(sizes))]
-    groups = divide(task_ids, sizes, 1, num_slots, task_s)
+    groups = divide(task_ids, sizes, None, num_slots, task_s)
     assert list(itertools.chain(*groups)) == task_ids
     left = sum(sizes)
     for group in groups:
@@ -51,10 +49,10 @@ def test_a_snapshot_is_a_few_thousand_groups(
 ) -> None:
     """With 320 slots, each runs 8 to 16 groups, and the last group is 2 % of its work."""
     task_ids = [str(number) for number in range(90_000)]
-    groups = divide(task_ids, [1.0] * 90_000, 1, num_slots, task_s)
+    groups = divide(task_ids, [1.0] * 90_000, None, num_slots, task_s)
     assert fewest <= len(groups) <= most
     assert max(map(len, groups[-num_slots:])) <= max(1, 0.02 * 90_000 / num_slots)
-    assert len(groups) == count_groups(1, 90_000, num_slots, task_s)
+    assert len(groups) == count_groups(None, 90_000, num_slots, task_s)
 
 
 @pytest.mark.parametrize(
@@ -63,31 +61,21 @@ def test_a_snapshot_is_a_few_thousand_groups(
 def test_a_group_takes_half_an_hour_at_most(task_s: float | None, expected: int) -> None:
     """By the estimate. Tasks of unknown length are sent alone."""
     task_ids = [str(number) for number in range(1000)]
-    assert len(divide(task_ids, [1.0] * 1000, 1, 1, task_s)[0]) == expected
+    assert len(divide(task_ids, [1.0] * 1000, None, 1, task_s)[0]) == expected
     assert len(divide(task_ids, [1.0] * 1000, 3, 1, task_s)[0]) == 3  # read together
 
 
 def test_a_large_file_is_alone_in_its_group() -> None:
     """Tasks are counted by the size of their input."""
-    groups = divide(list("abcdefgh"), [10.0, 10.0, *[1.0] * 6], 1, 2, 0.1)
+    groups = divide(list("abcdefgh"), [10.0, 10.0, *[1.0] * 6], None, 2, 0.1)
     assert groups[:2] == [["a"], ["b"]]
 
 
-@given(st.integers(1, 100), st.integers(0, 10_000), st.integers(0, 500))
-def test_groups_that_read_together_leave_no_slot_idle(
-    num_together: int, num_tasks: int, num_slots: int
-) -> None:
-    """There are four groups per slot, or one task per group."""
-    size = count_group_tasks(num_together, num_tasks, num_slots)
-    assert 1 <= size <= num_together
-    assert size == 1 or size * GROUPS_PER_SLOT * num_slots <= num_tasks
-
-
-@given(SIZES.map(len), NUM_SLOTS, st.floats(0.01, 4000.0), st.integers(1, 5))
+@given(SIZES.map(len), NUM_SLOTS, st.floats(0.01, 4000.0), st.none() | st.integers(1, 5))
 def test_the_estimate_counts_the_same_groups(
-    num_tasks: int, num_slots: int, task_s: float, tasks_per_read: int
+    num_tasks: int, num_slots: int, task_s: float, group_tasks: int | None
 ) -> None:
     """If all tasks have the same size."""
     task_ids = [str(number) for number in range(num_tasks)]
-    groups = divide(task_ids, [1.0] * num_tasks, tasks_per_read, num_slots, task_s)
-    assert len(groups) == count_groups(tasks_per_read, num_tasks, num_slots, task_s)
+    groups = divide(task_ids, [1.0] * num_tasks, group_tasks, num_slots, task_s)
+    assert len(groups) == count_groups(group_tasks, num_tasks, num_slots, task_s)

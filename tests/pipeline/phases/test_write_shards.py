@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from pipeline.capacity.task_groups import divide_tasks
 from pipeline.execution.inline import run_group
 from pipeline.execution.on_ray.engine import RayEngine
+from pipeline.phases import write_shards
+from pipeline.phases.run_plan import RunPlan
+from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import WriteShards
 from pipeline.runs.phase_folder import PhaseFolder
+from storage.local import STAGING
 from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 
 NUM_SPLITS = 3
+END_OF_DOCUMENT = 256  # of the tiny tokenizer
 SETTINGS: dict[str, Any] = {"write_shards": {"shard_tokens": 250, "sample_tokens": 60}}
 
 
@@ -95,9 +103,7 @@ def test_shards_do_not_depend_on_the_groups(
         delete_shards(phase, expected)
         opened.clear()
         for group in groups:
-            with phase.reading_together(group):
-                for task_id in group:
-                    phase.run(task_id)
+            assert len(list(phase.run_each(group))) == len(group)
         assert read_shards(phase) == expected
         num_reads = sum(map(count_reads, groups))
         assert opened["tokens.bin"] == opened["documents.arrow"] == NUM_SPLITS * num_reads
@@ -131,8 +137,8 @@ def test_a_repeated_group_leaves_out_the_tasks_that_were_done(three_files: Small
     lost, *done = phase.task_ids()[:3]
     Path(phase.folder.path(phase.folder.record_file(lost))).unlink()
     results = list(run_group(phase, [lost, *done], settings))
-    assert [result.task_id for result in results] == [lost, *done]
-    assert [bool(result.seconds) for result in results] == [True, False, False]
+    assert [result.task_id for result in results] == [*done, lost]
+    assert [bool(result.seconds) for result in results] == [False, False, True]
     assert [phase.folder.get_num_attempts(each) for each in (lost, *done)] == [1, 0, 0]
 
 
@@ -148,23 +154,114 @@ def test_a_repeated_task_that_was_done_is_left_out(three_files: Small) -> None:
     assert phase.folder.get_num_attempts(done) == 0
 
 
-def test_a_group_holds_no_more_shards_than_fit_into_memory(
+def write_tiny_splits(plan: RunPlan, docs_per_split: int) -> None:
+    """Write outputs of tokenize: documents of three to eight tokens."""
+    phase = TokenizeDocuments(plan)
+    phase.folder.begin()
+    for split in plan.splits:
+        rng = np.random.default_rng(split.index)
+        lengths = rng.integers(3, 9, docs_per_split)
+        tokens = [
+            [*rng.integers(0, 256, length - 1), END_OF_DOCUMENT] for length in lengths
+        ]
+        ids = (split.index << 32) + np.arange(docs_per_split)
+        columns = {"doc_id": ids.astype(np.uint64), "num_tokens": lengths, "tokens": tokens}
+        with phase.folder.commit(split.key) as output:
+            writer = phase.create_writer(split.key, output)
+            writer.write_kept(pa.table({**columns, "url": [split.key] * docs_per_split}))
+            writer.counters.add("tokens", int(lengths.sum()))
+            writer.close()
+            output.record = {"counters": writer.counters.to_json()}
+    counters = phase.sum_records().to_json()
+    phase.folder.finish({"task_ids": len(plan.splits), "of": "", "counters": counters})
+
+
+def hash_shards(phase: WriteShards, task_ids: Iterable[str]) -> dict[str, str]:
+    """Return name -> SHA-256 of shards and their indexes."""
+    digests: dict[str, str] = {}
+    for task_id in task_ids:
+        for name in (f"{task_id}.tar", f"{task_id}.idx"):
+            content = phase.folder.path(name).read_bytes()
+            digests[name] = hashlib.sha256(content).hexdigest()
+    return digests
+
+
+def test_a_group_opens_each_split_once_in_memory_and_on_disk(
+    small: Small, wet_file: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 splits and 200 shards: groups of 50 open 4 x 500 files and write the same bytes as shards alone."""
+    files = [small.folder / f"{number:03d}.wet.gz" for number in range(500)]
+    for file in files:
+        os.link(wet_file, file)
+    settings: dict[str, Any] = {"write_shards": {"shard_tokens": 69}}
+    plan = small.plan(input={"files": [str(file) for file in files]}, **settings)
+    write_tiny_splits(plan, docs_per_split=5)
+    phase = WriteShards(plan)
+    phase.folder.begin()
+    task_ids = phase.task_ids()[:200]
+    found: list[dict[str, str]] = []
+    for num_held in (50, 17):
+        held = classmethod(lambda *_, num_held=num_held: num_held)
+        monkeypatch.setattr(WriteShards, "count_held", held)
+        opened.clear()
+        for start in range(0, 200, 50):
+            results = run_group(phase, task_ids[start : start + 50], plan.config.engine)
+            assert {result.failed for result in results} == {None}
+        assert opened == {"documents.arrow": 4 * 500, "tokens.bin": 4 * 500}
+        assert not list(phase.folder.path(STAGING).iterdir())
+        found.append(hash_shards(phase, task_ids))
+        phase.folder.delete_records()
+        phase.folder.begin()
+    alone = task_ids[::50]
+    for task_id in alone:
+        phase.run(task_id)
+    assert found[0] == found[1]
+    assert hash_shards(phase, alone).items() <= found[0].items()
+
+
+def test_a_damaged_input_of_a_group_is_named_once_for_each_shard(
     three_files: Small, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Ray task of many short tasks reads the input of two at once, and then of the next two."""
+    """It is read once, in memory and on disk; then the shards of the group fail with its damage."""
     three_files.run(**SETTINGS)
     plan = three_files.plan(**SETTINGS)
     phase = WriteShards(plan)
-    delete_shards(phase, read_shards(phase))
+    paths = plan.folder(TokenizeDocuments.name).path("").glob("*.tokens.bin")
+    path = max(paths, key=lambda path: path.stat().st_size)
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    for num_held in (1000, 2):
+        held = classmethod(lambda *_, num_held=num_held: num_held)
+        monkeypatch.setattr(WriteShards, "count_held", held)
+        phase.folder.delete_records()
+        phase.folder.begin()
+        opened.clear()
+        results = list(run_group(phase, phase.task_ids(), plan.config.engine))
+        assert [result.task_id for result in results] == phase.task_ids()
+        assert {result.damage and result.damage.file for result in results} == {path.name}
+        assert opened["tokens.bin"] <= NUM_SPLITS
+
+
+def test_a_shard_that_fails_does_not_keep_the_others_from_being_written(
+    three_files: Small,
+) -> None:
+    """The shards after it in its group are read again."""
+    three_files.run(**SETTINGS)
+    plan = three_files.plan(**SETTINGS)
+    phase = WriteShards(plan)
+    expected = read_shards(phase)
+    delete_shards(phase, expected)
     phase.folder.begin()
-    monkeypatch.setattr(WriteShards, "count_tasks_per_read", classmethod(lambda *_: 2))
-    opened.clear()
+    phase.folder.path("shard-000001.tar").mkdir()  # a file cannot replace it
     results = list(run_group(phase, phase.task_ids(), plan.config.engine))
-    assert not any(result.failed for result in results)
-    assert opened["tokens.bin"] == NUM_SPLITS * math.ceil(len(results) / 2)
+    assert [result.task_id for result in results if result.failed] == ["shard-000001"]
+    phase.folder.path("shard-000001.tar").rmdir()
+    assert not any(
+        result.failed for result in run_group(phase, phase.task_ids(), plan.config.engine)
+    )
+    assert read_shards(phase) == expected
 
 
-@pytest.mark.parametrize(("memory_mb", "expected"), [(1100, 1), (2000, 10), (8000, 64)])
+@pytest.mark.parametrize(("memory_mb", "expected"), [(1100, 1), (2000, 10), (8000, 76)])
 def test_more_memory_reads_more_shards_at_once(
     three_files: Small, memory_mb: int, expected: int
 ) -> None:
@@ -172,10 +269,34 @@ def test_more_memory_reads_more_shards_at_once(
     settings: dict[str, Any] = {"write_shards": {"shard_tokens": 16_000_000}}
     plan = three_files.plan(**settings, engine={"memory_mb": memory_mb})
     phase = WriteShards(plan)
-    assert WriteShards.count_tasks_per_read(plan.config) == expected
+    assert WriteShards.count_held(plan.config) == expected
     task_ids = [f"shard-{number:06d}" for number in range(1000)]
     sizes = [len(group) for group in divide_tasks(phase, task_ids, num_slots=2)]
     assert max(sizes) == expected
     assert sum(sizes) == 1000
     sizes = [len(group) for group in divide_tasks(phase, task_ids, num_slots=125)]
     assert max(sizes) == min(expected, 2)
+
+
+@pytest.mark.parametrize(
+    ("num_splits", "num_shards", "num_slots", "expected"),
+    [
+        (10_000, 26_304, 4_800, 68),  # as many as the disk holds
+        (10_000, 5_000, 4_800, 24),  # 2**21 openings
+        (1_000, 5_000, 4_800, 3),
+        (1_000, 1_000, 4_800, 1),
+        (10_000, 100, 4_800, 1),  # fewer shards than groups
+    ],
+)
+def test_many_splits_are_read_by_few_groups(
+    small: Small, num_splits: int, num_shards: int, num_slots: int, expected: int
+) -> None:
+    """Splits times groups are at most MAX_READS, or a group has MAX_SCRATCH_BYTES."""
+    config = small.config(write_shards={"shard_tokens": 100_000_000})
+    size = WriteShards.count_group_tasks(config, num_splits, num_shards, num_slots)
+    assert size == expected
+    shard_bytes = write_shards.BYTES_READ_AHEAD * 100_000_000
+    num_groups = math.ceil(num_shards / size)
+    assert size * shard_bytes <= write_shards.MAX_SCRATCH_BYTES
+    if (size + 1) * shard_bytes <= write_shards.MAX_SCRATCH_BYTES:
+        assert num_groups * num_splits <= write_shards.MAX_READS

@@ -33,8 +33,8 @@ JSON = st.recursive(
 
 ALL_PHASES = registry.list_phase_names()
 SUBSTRING_PHASES = {"substring_hashes", "substring_dedup"}
-# substring_dedup reads a phase that is off.
-EXTRACT_AND_LATER = set(ALL_PHASES) - {"substring_dedup"}
+# Both read a phase that is off.
+EXTRACT_AND_LATER = set(ALL_PHASES) - {"exact_dedup", "substring_dedup"}
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[
         ("write_shards.seed=7", {"tokenize", "write_shards"}),
         (
             "paragraph_dedup.keep=keep_first",
-            set(ALL_PHASES) - {"extract", "exact_dedup", *SUBSTRING_PHASES},
+            set(ALL_PHASES) - {"extract", "exact_hashes", "exact_dedup", *SUBSTRING_PHASES},
         ),
         ("exact_dedup={by: digest}", set(ALL_PHASES) - {"extract", *SUBSTRING_PHASES}),
         (
             "substring_dedup={}",
-            set(ALL_PHASES) - {"extract", "exact_dedup", "paragraph_dedup"},
+            set(ALL_PHASES) - {"extract", "exact_hashes", "exact_dedup", "paragraph_dedup"},
         ),
         ("extract.length.min_chars=200", EXTRACT_AND_LATER),
         ("engine.kind=inline", set()),

@@ -87,7 +87,7 @@ def test_a_task_with_a_damaged_record_is_not_done(
 ) -> None:
     """In a phase that was interrupted, it runs again, and the bytes are the same."""
     folder = RunFolder.open(copied.run_dir).folder("extract")
-    first, second = sorted(folder.list_done())
+    first, second, *_ = sorted(folder.list_done())
     folder.path("phase.json").unlink()
     folder.path(f"done/{first}.json").write_bytes(damage)
     with caplog.at_level(logging.WARNING, "pipeline"):
@@ -101,7 +101,7 @@ def test_a_task_with_a_damaged_record_is_not_done(
 def test_the_record_of_another_task_is_damaged(copied: RunConfig) -> None:
     """A record that was copied to another name does not stand for that task."""
     folder = RunFolder.open(copied.run_dir).folder("extract")
-    first, second = sorted(folder.list_done())
+    first, second, *_ = sorted(folder.list_done())
     shutil.copy(folder.path(f"done/{first}.json"), folder.path(f"done/{second}.json"))
     with pytest.raises(DamagedFile, match=rf"task_id: found '{first}', wanted '{second}'"):
         folder.record(second)

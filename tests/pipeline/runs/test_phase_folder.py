@@ -228,3 +228,22 @@ def test_an_upload_of_a_killed_process_leaves_no_object(
         output.path("u0.bin").write_bytes(b"whole")
     assert not list(tmp_path.rglob("u0.bin"))
     assert folder.root.read_bytes("u0.bin") == b"whole"
+
+
+def test_items_are_read_from_any_one_on_and_returned_in_order(
+    local_folder: PhaseFolder,
+) -> None:
+    """So that tasks which start at the same time do not read the same file first."""
+    firsts: set[int] = set()
+    for _ in range(100):
+        read: list[int] = []
+
+        def negate(item: int, read: list[int] = read) -> int:
+            read.append(item)
+            return -item
+
+        assert local_folder.read_each(range(9), negate) == [-item for item in range(9)]
+        assert sorted(read) == list(range(9))
+        firsts.add(read[0])
+    assert len(firsts) > 3
+    assert local_folder.read_each([], int) == []

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.dedup.connected_components import (
+    find_forest,
     group_equal_hashes,
     merge_sorted,
     pair_with_first,
     replace_by_roots,
-    select_groups_reaching,
+    select_groups,
     sort_by_root,
-    spanning_forest,
     unite,
 )
 
@@ -56,7 +56,10 @@ def test_forests_merge_to_the_components_of_all_pairs(
     dtype: type[np.unsignedinteger[Any]],
 ) -> None:
     """For any distribution of the pairs over forests, and any order of merging."""
-    parts = [spanning_forest(array(pairs[i::num_parts])) for i in range(num_parts)]
+    parts = [
+        part[find_forest(part)]
+        for part in (array(pairs[i::num_parts]) for i in range(num_parts))
+    ]
     random.shuffle(parts)
     parents = np.zeros(NUM_NODES, dtype)
     for part in parts:
@@ -85,7 +88,7 @@ def test_a_forest_has_one_pair_less_than_each_component_has_documents(
     pairs: list[tuple[int, int]],
 ) -> None:
     """It connects the same documents as all pairs, without a cycle."""
-    forest = spanning_forest(array(pairs))
+    forest = array(pairs)[find_forest(array(pairs))]
     labels = label_components(pairs)
     assert len(forest) == NUM_NODES - len(set(labels))
     assert label_components([(int(a), int(b)) for a, b in forest]) == labels
@@ -120,7 +123,7 @@ def test_groups_before_a_document_are_left_out(
         np.array([r[1] for r in rows], np.uint64),
     )
     groups = group_equal_hashes(hashes, documents)
-    some, starts = select_groups_reaching(*groups, first)
+    some, starts = select_groups(*groups, groups[0][groups[1][1:] - 1] >= first)
     every = (
         [part.tolist() for part in np.split(groups[0], groups[1][1:-1])]
         if len(groups[0])

@@ -1,4 +1,4 @@
-"""fuzzy_clusters and fuzzy_dedup over whole crawls, compared with brute force."""
+"""The phases of near-duplicates over whole crawls, compared with brute force."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
+from pipeline.phases import phase
 from pipeline.phases.dedup import fuzzy_clusters
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
@@ -26,6 +27,8 @@ THRESHOLD = 0.6
 
 # The phases that depend on the settings of fuzzy_dedup.
 FUZZY_AND_LATER = {
+    "fuzzy_candidates",
+    "fuzzy_ngrams",
     "fuzzy_clusters",
     "fuzzy_dedup",
     "percentiles",
@@ -219,7 +222,8 @@ def test_the_size_of_tasks_changes_nothing(
 ) -> None:
     """Few documents at a time, and any number of partitions, give the same decisions."""
     expected = run_to_select(config)
-    module = candidate_groups if name == "count_ngrams_held" else fuzzy_clusters
+    modules = {"count_ngrams_held": candidate_groups, "count_partitions": phase}
+    module = modules.get(name, fuzzy_clusters)
     is_function = name.startswith("count")
     monkeypatch.setattr(module, name, (lambda *_: value) if is_function else value)
     assert (

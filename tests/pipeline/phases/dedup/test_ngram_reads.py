@@ -1,10 +1,11 @@
-"""What fuzzy_clusters and fuzzy_dedup read of the n-grams, and how many they hold."""
+"""What the phases of near-duplicates read of the n-grams, and how many they hold."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +14,15 @@ from numpy.typing import NDArray
 
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
+from pipeline.phases import phase as phase_module
 from pipeline.phases.annotate import Annotate
-from pipeline.phases.dedup import fuzzy_clusters
+from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.runs.ngram_sets import NgramReader
+from pipeline.runs.ngram_sets import LocalSets, NgramReader
 from stages.dedup import candidate_groups
 from tests.bucket_like_store import read_like_a_bucket
 from tests.conftest import wet_record
@@ -127,21 +129,23 @@ def count_wanted_bytes(plan: RunPlan, num_partitions: int) -> int:
 def test_a_task_reads_little_more_than_the_sets_that_it_compares(
     sparse: RunPlan, monkeypatch: pytest.MonkeyPatch, num_partitions: int
 ) -> None:
-    """It opens a split's n-grams at most once, and the decisions are the same."""
-    monkeypatch.setattr(fuzzy_clusters, "count_partitions", lambda *_: num_partitions)
+    """The n-grams of a split are read once, and the decisions are the same for any partitions."""
+    monkeypatch.setattr(phase_module, "count_partitions", lambda *_: num_partitions)
     with read_like_a_bucket() as counts:
+        run_phase(FuzzyCandidates(sparse), counts)
+        per_source = run_phase(FuzzyNgrams(sparse), counts)
         per_task = run_phase(FuzzyClusters(sparse), counts)
         run_phase(FuzzyDedup(sparse), counts)
         assert find_decisions(sparse) == expect_sparse_decisions()
+    assert {each["requests of ngrams.bin"] for each in per_source} == {1}
     assert len(per_task) == num_partitions
-    assert max(each["openings of ngrams.bin"] for each in per_task) <= NUM_SPLITS
+    assert max(each["requests of sets.arrow"] for each in per_task) <= NUM_SPLITS
     wanted_bytes = count_wanted_bytes(sparse, num_partitions)
-    num_wanted = wanted_bytes // NGRAM_BYTES
-    assert num_wanted >= 2 * NUM_SPLITS
-    assert sum(each["requests of ngrams.bin"] for each in per_task) <= num_wanted
-    read_bytes = sum(each["bytes of ngrams.bin"] for each in per_task)
-    assert wanted_bytes <= read_bytes < 3 * wanted_bytes
-    for name in ("fuzzy_clusters", "fuzzy_dedup"):
+    assert wanted_bytes >= 2 * NUM_SPLITS * NGRAM_BYTES
+    read_bytes = sum(each["bytes of sets.arrow"] for each in per_task)
+    header_bytes = 400 * NUM_SPLITS * num_partitions
+    assert wanted_bytes <= read_bytes < 1.1 * wanted_bytes + header_bytes
+    for name in ("fuzzy_candidates", "fuzzy_ngrams", "fuzzy_clusters", "fuzzy_dedup"):
         sparse.folder(name).root.delete_all()
 
 
@@ -149,7 +153,7 @@ def test_a_task_reads_little_more_than_the_sets_that_it_compares(
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of documents whose n-grams were read at a time."""
     found: list[int] = []
-    original = NgramReader.read
+    original, read_local = NgramReader.read, LocalSets.read
 
     def read(
         reader: NgramReader, documents: NDArray[np.uint64], places: NDArray[np.uint64]
@@ -157,7 +161,12 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(documents))
         return original(reader, documents, places)
 
+    def note_local(sets: LocalSets, keys: NDArray[np.uint64]) -> Any:
+        found.append(len(keys))
+        return read_local(sets, keys)
+
     monkeypatch.setattr(NgramReader, "read", read)
+    monkeypatch.setattr(LocalSets, "read", note_local)
     return found
 
 
@@ -192,10 +201,8 @@ def test_equal_sets_of_a_split_are_stored_and_read_once(
     """50 equal pages cost one set of each split."""
     text = " ".join(f"w{i}" for i in range(NUM_WORDS))
     config = write_config(tmp_path, tiny_tokenizer, [[text] * 50, [text] * 50])
-    plan = run_until(config, "annotate")
+    plan = run_until(config, "fuzzy_candidates")
     with read_like_a_bucket() as counts:
-        phase = FuzzyClusters(plan)
-        phase.folder.begin()
-        phase.run(phase.task_ids()[0])
-    assert counts["requests of ngrams.bin"] == 2
-    assert counts["bytes of ngrams.bin"] == 2 * (4 + NGRAM_BYTES)
+        per_source = run_phase(FuzzyNgrams(plan), counts)
+    assert [each["requests of ngrams.bin"] for each in per_source] == [1, 1]
+    assert [each["bytes of ngrams.bin"] for each in per_source] == [4 + NGRAM_BYTES] * 2

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from config_files.reader import ConfigError
 from pipeline.execution.inline import InlineEngine
+from pipeline.phases import phase as phase_module
 from pipeline.phases.dedup import substring_dedup
 from pipeline.phases.dedup.substring_dedup import (
     SubstringHashes,
@@ -27,7 +28,7 @@ from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.preview import preview
 from pipeline.reporting.report import make_report
 from pipeline.reporting.report.summary import list_stage_counters
-from pipeline.runs.hash_partitions import write_merged_buckets
+from pipeline.runs.exchange import group_by_range
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_row_groups
 from stages.dedup.substring_dedup import SPANS, cut_spans, hash_windows
@@ -170,9 +171,10 @@ def test_partitions_make_no_difference(
     """Seven partitions find the same spans as one."""
     pages = make_pages(0)
     one = run_pages(small, pages)
-    monkeypatch.setattr(substring_dedup, "count_partitions", lambda *_: 7)
+    monkeypatch.setattr(phase_module, "count_partitions", lambda *_: 7)
     many = run_pages(small, pages, "many")
-    assert len(list(many.folder("substring_dedup").list_done())) == 7
+    # With the places of their segments.
+    assert len(list(many.folder("substring_dedup").list_done())) == 7 + 1
     assert read_texts(one) == read_texts(many)
 
 
@@ -206,17 +208,14 @@ def test_a_split_is_hashed_in_parts_of_bounded_size(
     one = run_pages(small, pages)
     sizes: list[int] = []
 
-    def write_small_parts(
-        path: Path, schema: pa.Schema, parts: Iterator[pa.RecordBatch], num_buckets: int
-    ) -> int:
-        listed = list(parts)
-        sizes.extend(part.num_rows for part in listed)
-        return write_merged_buckets(path, schema, listed, num_buckets)
+    def note_size(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        sizes.append(rows.num_rows)
+        return group_by_range(rows)
 
     # A part has 10 rows, and each document is a batch.
     monkeypatch.setattr(substring_dedup, "BYTES_HELD", 2_000 * 2**19 // 10)
     monkeypatch.setattr(substring_dedup, "read_row_groups", read_documents)
-    monkeypatch.setattr(substring_dedup, "write_merged_buckets", write_small_parts)
+    monkeypatch.setattr(substring_dedup, "group_by_range", note_size)
     files = {"files": write_files(small, pages, "run")}
     many = run_pages(small, pages, "many", input=files)
     longest = max(len(text.split()) for text in pages.values())

@@ -1,10 +1,11 @@
-"""Count what the near-duplicate phases read of a run folder with a latency, by this code and another checkout's.
+"""Count what each phase reads of a run folder with a latency, by this code and another checkout's.
 
     git worktree add /tmp/other HEAD~5 && ln -s $PWD/.venv /tmp/other/.venv
-    python -m benchmarks.runs.ngram_reads --other /tmp/other     # 200 splits, 8 partitions, 25 ms, in turn
+    python -m benchmarks.runs.exchange_reads --other /tmp/other     # 200 splits, 8 partitions, 25 ms, in turn
 
 The run folder is on this disk, and every request for it takes 25 ms more without using the CPU
-(tests/bucket_like_store.py). One document in ten is similar to one of another split.
+(tests/bucket_like_store.py). All deduplication phases are on. One document in ten is similar to one of another split,
+and documents share lines. The counts are those of the tasks and of the driver.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,20 @@ import pytest
 
 from benchmarks.result_file import REPOSITORY, save
 from pipeline.config import RunConfig
-from pipeline.execution.engine import PhaseFinished, run
-from pipeline.phases.dedup import fuzzy_clusters
-from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
-from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.phase import PartitionPhase
+from pipeline.execution.engine import PhaseFinished, TaskFinished, run
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
 from tests.bucket_like_store import read_like_a_bucket
 from tests.conftest import wet_record, write_tiny_tokenizer
 
 # What another checkout needs to be measured.
-OWN_FILES = ("benchmarks/runs/ngram_reads.py", "tests/bucket_like_store.py")
+OWN_FILES = ("benchmarks/runs/exchange_reads.py", "tests/bucket_like_store.py")
 
 NUM_WORDS = 300
 
 
-def annotate(folder: Path, num_splits: int, num_documents: int) -> RunPlan:
-    """Write a crawl whose documents 1 and 2 of each split are similar to a document 0, and run it until annotate."""
+def make_crawl(folder: Path, num_splits: int, num_documents: int) -> RunPlan:
+    """Write a crawl whose documents 1 and 2 of each split are similar to a document 0 of another one, and plan its run."""
     rng = random.Random(0)
     texts = [
         [
@@ -57,7 +54,10 @@ def annotate(folder: Path, num_splits: int, num_documents: int) -> RunPlan:
             original = texts[(number + 77 * record) % num_splits][0]
             texts[number][record] = [*original[:-record], *(["other"] * record)]
     for number, split in enumerate(texts):
-        pages = [f"Title\n{' '.join(words)}" for words in split]
+        pages = [
+            f"Menu {number % 7}\nTitle\n{' '.join(words)}\nAll rights reserved."
+            for words in split
+        ]
         records = [
             wet_record("https://e.org/", page, number=i) for i, page in enumerate(pages)
         ]
@@ -65,54 +65,54 @@ def annotate(folder: Path, num_splits: int, num_documents: int) -> RunPlan:
     tree = {
         "run_dir": str(folder / "run"),
         "input": {"files": [str(folder / "*.warc.wet")]},
-        "paragraph_dedup": {"keep": "keep_all"},
+        "exact_dedup": {"by": "text"},
+        "substring_dedup": {},
         "annotate": {"minhash": {}},
         "fuzzy_dedup": {"keep": "first"},
         "select": {"language": None},
         "tokenize": {"tokenizer": str(write_tiny_tokenizer(folder / "tokenizer.json"))},
+        "write_shards": {"shard_tokens": 50_000},
         "engine": {"kind": "inline"},
     }
-    plan = make_plan(RunConfig.model_validate(tree))
-    for event in run(plan):
-        if isinstance(event, PhaseFinished) and event.phase == "annotate":
-            break
-    return plan
-
-
-def run_phase(phase: PartitionPhase, latency_s: float) -> dict[str, Any]:
-    """Run a phase's tasks; return the seconds of the longest one, and the requests of all by the kind of file."""
-    phase.folder.begin()
-    seconds: list[float] = []
-    with read_like_a_bucket(latency_s) as counts:
-        for task_id in phase.task_ids():
-            begun = time.perf_counter()
-            phase.run(task_id)
-            seconds.append(time.perf_counter() - begun)
-        read = {
-            name: amount
-            for name, amount in sorted(counts.items())
-            if "arrow" in name or "bin" in name
-        }
-    phase.finish()
-    return {"tasks": len(seconds), "longest_s": round(max(seconds), 2), **read}
+    return make_plan(RunConfig.model_validate(tree))
 
 
 def measure(
     num_splits: int, num_documents: int, num_partitions: int, latency_s: float
 ) -> dict[str, Any]:
-    """Return the figures of both phases, and a digest of the decisions."""
+    """Return the figures of each phase, and a digest of the shards."""
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fuzzy_clusters, "count_partitions", lambda *_: num_partitions)
-        plan = annotate(Path(folder), num_splits, num_documents)
-        figures: dict[str, Any] = {
-            phase.name: run_phase(phase(plan), latency_s)
-            for phase in (FuzzyClusters, FuzzyDedup)
-        }
-        decided = FuzzyDedup(plan)
-        rows = [decided.find_near_duplicates(split).to_pylist() for split in plan.splits]
-    figures["decisions"] = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-    figures["near_duplicates"] = sum(map(len, rows))
+        for module in list(sys.modules.values()):
+            if module.__name__.startswith("pipeline.phases") and hasattr(
+                module, "count_partitions"
+            ):
+                patch.setattr(module, "count_partitions", lambda *_: num_partitions)
+        plan = make_crawl(Path(folder), num_splits, num_documents)
+        seconds: list[float] = []
+        with read_like_a_bucket(latency_s) as counts:
+            for event in run(plan):
+                if isinstance(event, TaskFinished):
+                    seconds.append(sum(event.seconds.values()))
+                elif isinstance(event, PhaseFinished):
+                    figures[event.phase] = {
+                        "tasks": len(seconds),
+                        "longest_s": round(max(seconds, default=0.0), 2),
+                        "requests": _add(counts, "requests of "),
+                        "megabytes": round(_add(counts, "bytes of ") / 1e6, 2),
+                    }
+                    seconds.clear()
+                    counts.clear()
+        digest = hashlib.sha256()
+        for shard in sorted(plan.folder("write_shards").root.list_names()):
+            if shard.endswith(".tar"):
+                digest.update(plan.folder("write_shards").path(shard).read_bytes())
+    figures["shards"] = digest.hexdigest()[:16]
     return figures
+
+
+def _add(counts: Counter[str], prefix: str) -> int:
+    return sum(amount for name, amount in counts.items() if name.startswith(prefix))
 
 
 def measure_checkout(checkout: Path, arguments: list[str]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def measure_checkout(checkout: Path, arguments: list[str]) -> dict[str, Any]:
     for name in OWN_FILES:
         if checkout != REPOSITORY:
             shutil.copyfile(REPOSITORY / name, checkout / name)
-    command = [sys.executable, "-m", "benchmarks.runs.ngram_reads", *arguments]
+    command = [sys.executable, "-m", "benchmarks.runs.exchange_reads", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(
         command, cwd=checkout, env=environment, check=True, capture_output=True, text=True
@@ -158,7 +158,7 @@ def main() -> None:
         figures["after"].append(measure_checkout(REPOSITORY, same))
     figures["load"] = os.getloadavg()
     print(json.dumps(figures, indent=1))
-    print(save("ngram_reads", figures))
+    print(save("exchange_reads", figures))
 
 
 if __name__ == "__main__":
