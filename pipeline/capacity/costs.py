@@ -253,8 +253,8 @@ COSTS: dict[str, PhaseCost] = {
             Read(Extract.documents),
             Read(Extract.hashes, gets=GETS_PER_HASH_FILE),
             Read(ExactDedup.found, MERGED, GETS_PER_MERGED_FILE),
-            Read(ParagraphDedup.repeated, "paragraph_dedup"),
-            Read(SubstringDedup.repeated, "substring_dedup"),
+            Read(ParagraphDedup.found, "paragraph_dedup"),
+            Read(SubstringDedup.found, "substring_dedup"),
         ),
     ),
     "fuzzy_candidates": PhaseCost(

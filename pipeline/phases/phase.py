@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
@@ -29,13 +29,7 @@ from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.damaged_outputs import list_reported
-from pipeline.runs.exchange import (
-    ExchangedFiles,
-    Partition,
-    count_partitions,
-    read_parts,
-    write_places,
-)
+from pipeline.runs.exchange import write_places
 from pipeline.runs.phase_folder import PendingOutput, PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import SplitWriter
@@ -303,46 +297,14 @@ class PartitionPhase(Phase):
             self.run(task_id)
             yield
 
-    def list_sources(self, phase: str) -> list[tuple[PhaseFolder, list[str]]]:
-        """Return a parent's folder and the keys of the splits, of each previous run and then of this run."""
-        previous = [
-            (run.folder(phase), [split.key for split in run.splits])
-            for run in self.plan.previous
-        ]
-        own = [split.key for split in self.plan.splits]
-        return [*previous, (self.plan.folder(phase), own)]
-
     def sources(self, phase: str) -> list[tuple[PhaseFolder, str]]:
         """Return a parent's folder and the split's key, of all previous splits and then of all own splits."""
-        return [(folder, key) for folder, keys in self.list_sources(phase) for key in keys]
-
-    def count_partitions(self, phase: str, name: str, bytes_per_row: int) -> int:
-        """Return the number of partitions of the rows that a counter of a parent counts.
-
-        As many as there were once the phase is complete: `engine.memory_mb` may be another one by then.
-        """
-        if self.folder.is_complete():
-            return self.folder.summary()["task_ids"]
-        counts = self.counts(phase, name)
-        memory_mb = self.config.engine.get_memory_mb(self.name)
-        return count_partitions(sum(counts), bytes_per_row, memory_mb, len(counts))
-
-    def read_parts(
-        self,
-        task_id: str,
-        files: ExchangedFiles,
-        bytes_per_row: int,
-        prepare: Callable[[int, pa.RecordBatch], pa.RecordBatch] | None = None,
-    ) -> Iterator[Partition]:
-        """Yield the partition of a task, part by part; see `exchange.read_parts`."""
-        return read_parts(
-            files,
-            task_id.rpartition("-")[2],
-            bytes_per_row=bytes_per_row,
-            memory_mb=self.config.engine.get_memory_mb(self.name),
-            scratch=lambda: self.folder.scratch(task_id),
-            prepare=prepare,
-        )
+        previous = [
+            (split.run.folder(phase), split.key) for split in self.plan.previous_splits
+        ]
+        return previous + [
+            (self.plan.folder(phase), split.key) for split in self.plan.splits
+        ]
 
     def counts(self, phase: str, name: str) -> list[int]:
         """Return a parent's counter per split, in the order of `sources`."""

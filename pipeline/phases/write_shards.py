@@ -32,7 +32,13 @@ from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments, describe_tokenizer
 from pipeline.runs.damaged_outputs import check_output
-from pipeline.runs.exchange import MAX_READS, find_bounds, read_keys, slice_keys
+from pipeline.runs.exchange import (
+    MAX_READS,
+    MAX_SCRATCH_BYTES,
+    find_bounds,
+    read_keys,
+    slice_keys,
+)
 from pipeline.runs.verified_file import Damage
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import (
@@ -57,9 +63,6 @@ BYTES_PER_TOKEN = 16
 
 # Groups of shards per slot, at least, so that the slots end at about the same time.
 GROUPS_PER_SLOT = 4
-
-# Of the documents of one group, about, even if there are more reads for it: KubeRay's pods have 50 GiB.
-MAX_SCRATCH_BYTES = 2**35
 
 # Index rows and their tokens, of one split or of several.
 Rows = tuple[pa.RecordBatch, NDArray[Any]]

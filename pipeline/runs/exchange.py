@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ NUM_RANGES = 2**8
 # Reads of a phase, at most: tasks x files. In an object store each is a request, and 2,000,000
 # requests cost 0.80 $ and take 50,000 s of latency, which all tasks share.
 MAX_READS = 2**21
+
+# Local scratch of a task, at most, even if that takes more reads: KubeRay's pods have 50 GiB.
+MAX_SCRATCH_BYTES = 2**35
 
 # Rows of a chunk, on average: 16 MB of hashes and ids.
 ROWS_PER_CHUNK = 2**20
@@ -380,22 +384,19 @@ def count_partitions(
 ) -> int:
     """Return the number of partitions: a power of two, at most NUM_RANGES.
 
-    A partition fits into half the memory of a task, unless that needs more than MAX_READS reads.
+    A partition fits into half the memory of a task: the other half is for the process and its libraries. Where
+    that would need more than MAX_READS reads, it fits into MAX_SCRATCH_BYTES.
     """
-    wanted = _count_parts(num_rows * bytes_per_row, memory_mb)
-    affordable = max(1, MAX_READS // max(1, num_files))
-    return min(wanted, NUM_RANGES, 2 ** (affordable.bit_length() - 1))
+    num_bytes = num_rows * bytes_per_row
+    affordable = max(1, MAX_READS // max(1, num_files)).bit_length() - 1
+    on_disk = _count_parts(num_bytes, MAX_SCRATCH_BYTES)
+    in_memory = _count_parts(num_bytes, memory_mb * 2**19)
+    return min(in_memory, max(2**affordable, on_disk), NUM_RANGES)
 
 
-def _count_parts(num_bytes: float, memory_mb: int) -> int:
-    """Return the smallest power of two of parts that each fit into half the memory of a task.
-
-    The other half is for the process and its libraries.
-    """
-    num_parts = 1
-    while num_bytes > num_parts * memory_mb * 2**19:
-        num_parts *= 2
-    return num_parts
+def _count_parts(num_bytes: float, part_bytes: int) -> int:
+    """Return the smallest power of two of parts that are not larger than that."""
+    return 2 ** max(0, math.ceil(math.log2(max(1.0, num_bytes / part_bytes))))
 
 
 def name_partitions(num_partitions: int) -> list[str]:
@@ -487,7 +488,8 @@ def read_parts(
     index, num_partitions = map(int, partition.removeprefix("p").split("of"))
     segments = [NUM_RANGES * i // num_partitions for i in (index, index + 1)]
     ranges = files.find(*segments)
-    num_parts = _count_parts(files.estimate_rows(ranges) * bytes_per_row, memory_mb)
+    num_bytes = files.estimate_rows(ranges) * bytes_per_row
+    num_parts = _count_parts(num_bytes, memory_mb * 2**19)
     first, end = (segment << 56 for segment in segments)
     edges = [first + (end - first) * i // num_parts for i in range(num_parts + 1)]
     order = np.roll(

@@ -15,9 +15,8 @@ import pytest
 from pipeline.execution import engine
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
 from pipeline.execution.inline import InlineEngine
-from pipeline.phases import phase as phase_module
 from pipeline.phases import registry
-from pipeline.phases.dedup import paragraph_dedup
+from pipeline.phases.dedup import hash_phase, paragraph_dedup
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
 from storage.local import read_umask
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.models
 # Neither Ray's private 077 nor the usual 022.
 UMASK = 0o027
 
-PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_candidates": phase_module}
+PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_candidates": hash_phase}
 
 
 @pytest.fixture

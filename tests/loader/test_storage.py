@@ -21,7 +21,6 @@ from loader.storage import (
     ReadFailed,
     ReadSettings,
     open_dataset,
-    read_whole,
 )
 from shardwriter.format import ShardCorrupt, read_index
 from tests.conftest import REPOSITORY
@@ -605,4 +604,4 @@ def test_a_dataset_on_a_real_s3_server(
     with pytest.raises(
         ReadFailed, match=r"manifest\.json \(head\): .*403.*; set AWS_ACCESS_KEY_ID"
     ):
-        read_whole(store, "manifest.json")
+        store.map("manifest.json")

@@ -10,8 +10,7 @@ this run. The result depends on contents and their order alone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +19,15 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact, MergedArtifact
+from pipeline.phases.dedup.hash_phase import FindingPhase
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.exchange import (
     ExchangedFiles,
+    Partition,
     SegmentWriter,
     join_batches,
-    name_partitions,
     write_by_hash,
 )
 from pipeline.runs.run_folder import RunFolder
@@ -101,12 +101,14 @@ class ExactHashes(PartitionPhase):
         return hash_texts(*columns, num_records=num_records)[records], records
 
 
-class ExactDedup(PartitionPhase):
+class ExactDedup(FindingPhase):
     """Find documents whose content an earlier document already has, by ranges of hash space."""
 
     name = "exact_dedup"
     version = 2
     parents = (ExactHashes,)
+    compared = (ExactHashes.contents, "contents")
+    bytes_per_row = BYTES_PER_DOCUMENT
 
     found = Artifact("found.arrow", COPIES, has_segments=True)  # a segment per split
     copies = MergedArtifact("exact_dedup.arrow", COPIES)  # a batch per split
@@ -131,41 +133,22 @@ class ExactDedup(PartitionPhase):
         yield from find_unfinished(run, Extract.name)
         yield from find_other_version(run, Extract.name, ParagraphHashes)
 
-    def task_ids(self) -> list[str]:
-        """Return the names of all partitions; none where the phase is off."""
-        return name_partitions(self.num_partitions)
-
-    @cached_property
-    def num_partitions(self) -> int:
-        """The number of partitions. Each fits into the memory of a task."""
-        if self.config.exact_dedup is None:
-            return 0
-        return self.count_partitions(ExactHashes.name, "contents", BYTES_PER_DOCUMENT)
-
-    def run(self, task_id: str) -> None:
-        """Find the copies in one range of the contents of all splits, and write those of each split."""
-        files = ExchangedFiles(self.list_sources(ExactHashes.name), ExactHashes.contents)
-        num_previous = len(self.plan.previous_splits)
+    def find(self, part: Partition) -> Sequence[pa.RecordBatch]:
+        """Return the copies of each split."""
         pairs: list[components.Pairs] = [np.empty((0, 2), np.uint64)]
-        for part in self.read_parts(task_id, files, BYTES_PER_DOCUMENT):
-            for chunk in part.chunks():
-                found = components.pair_with_first(
-                    *components.group_equal_hashes(*part.gather(chunk))
-                )
-                # Copies inside previous runs stay there.
-                pairs.append(found[found[:, 1] >> np.uint64(32) >= num_previous])
+        for chunk in part.chunks():
+            groups = components.group_equal_hashes(*part.gather(chunk))
+            pairs.append(components.pair_with_first(*groups))
         kept, goes = (self.doc_ids(ids) for ids in np.concatenate(pairs).T)
         order = np.argsort(goes)
         goes, kept = goes[order], kept[order]
+        # Behind those are copies inside of previous runs, which stay there.
         splits = np.arange(len(self.plan.splits) + 1, dtype=np.uint64) << np.uint64(32)
         bounds = itertools.pairwise(np.searchsorted(goes, splits).tolist())
-        with (
-            self.folder.commit(task_id) as output,
-            SegmentWriter(output, self.found.file_name(task_id), COPIES) as file,
-        ):
-            for start, end in bounds:
-                columns = [goes[start:end].astype(np.uint32), kept[start:end]]
-                file.write(pa.record_batch(columns, schema=COPIES))
+        return [
+            pa.record_batch([goes[start:end].astype(np.uint32), kept[start:end]], COPIES)
+            for start, end in bounds
+        ]
 
     def finish(self) -> None:
         """Join the copies of each split."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,13 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
+from pipeline.phases.dedup.hash_phase import HashPhase
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.exchange import (
     ExchangedFiles,
     Partition,
     SegmentWriter,
-    name_partitions,
     take_rows,
 )
 from pipeline.runs.ngram_sets import SETS, count_ngrams, make_keys, read_places
@@ -93,13 +92,15 @@ class Rule:
         )
 
 
-class FuzzyCandidates(PartitionPhase):
+class FuzzyCandidates(HashPhase):
     """Find documents that share a band hash, by ranges of band hashes."""
 
     name = "fuzzy_candidates"
     section = "fuzzy_dedup"
     version = 1
     parents = (Annotate,)
+    compared = (Annotate.bands, "band_hashes")
+    bytes_per_row = BYTES_PER_BAND_HASH
 
     candidates = Artifact("candidates.arrow", CANDIDATES)
     wanted = Artifact("wanted.arrow", WANTED, has_segments=True)  # a segment per source
@@ -127,26 +128,14 @@ class FuzzyCandidates(PartitionPhase):
         yield from find_other_version(run, Annotate.name, MinHash)
         yield from _compare_minhash(ours, theirs, config.fuzzy_dedup.rule is not None)
 
-    def task_ids(self) -> list[str]:
-        """Return the names of the partitions; none where the phase is off."""
-        return name_partitions(self.num_partitions)
-
-    @cached_property
-    def num_partitions(self) -> int:
-        """The number of partitions. One fits into a task's memory."""
-        if self.config.fuzzy_dedup is None:
-            return 0
-        return self.count_partitions(Annotate.name, "band_hashes", BYTES_PER_BAND_HASH)
-
     def run(self, task_id: str) -> None:
         """Read one range of the band hashes of all splits, and write the documents to compare."""
-        files = ExchangedFiles(self.list_sources(Annotate.name), Annotate.bands)
         counters = Counters()
         wanted = [np.empty((0, 2), np.uint64)]  # key and place
         with self.folder.commit(task_id) as output:
             path = output.path(self.candidates.file_name(task_id))
             with pa.ipc.new_file(path, CANDIDATES) as file:
-                for part in self.read_parts(task_id, files, BYTES_PER_BAND_HASH):
+                for part in self.read_parts(task_id):
                     counters.add("band_hashes", sum(rows.num_rows for rows in part.files))
                     for batch in self._find_candidates(part, counters):
                         file.write_batch(batch)

@@ -25,13 +25,12 @@ from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.exact_dedup import ExactDedup
+from pipeline.phases.dedup.hash_phase import FindingPhase, Prepare, mask_rows
 from pipeline.phases.extract import Extract, select_distinct
-from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_other_version, find_unfinished
 from pipeline.runs.exchange import (
     ExchangedFiles,
     Partition,
-    SegmentWriter,
     count_partitions,
     find_bounds,
     join_batches,
@@ -39,7 +38,6 @@ from pipeline.runs.exchange import (
     read_file,
 )
 from pipeline.runs.run_folder import RunFolder
-from stages.contract import Counters
 from stages.dedup.duplicate_lines import find_duplicates
 from stages.dedup.paragraphs import ParagraphHashes
 
@@ -50,7 +48,7 @@ BYTES_PER_HASH = 12
 REPEATED = pa.schema([pa.field("is_repeated", pa.bool_())])
 
 
-class ParagraphDedup(PartitionPhase):
+class ParagraphDedup(FindingPhase):
     """Find the hashes to remove, by ranges of hash space, in each group of splits.
 
     Source of the rule: CCNet (Wenzek et al. 2020, section 3.1; cc_net/dedup.py), see
@@ -60,9 +58,11 @@ class ParagraphDedup(PartitionPhase):
     name = "paragraph_dedup"
     version = 3
     parents = (Extract, ExactDedup)
+    compared = (Extract.distinct_hashes, "distinct_paragraphs")
+    bytes_per_row = BYTES_PER_HASH
 
     # a segment per split of the group
-    repeated = Artifact("repeated.arrow", REPEATED, has_segments=True)
+    found = Artifact("repeated.arrow", REPEATED, has_segments=True)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
@@ -111,38 +111,13 @@ class ParagraphDedup(PartitionPhase):
         memory_mb = self.config.engine.memory_mb
         return count_partitions(num_hashes, BYTES_PER_HASH, memory_mb, num_files)
 
-    def run(self, task_id: str) -> None:
-        """Read one range of the hashes of all splits of a group, and write which ones are repeated."""
-        group, _ = _parse_task(task_id)
-        splits = self.groups[group]
-        found: list[list[pa.RecordBatch]] = [[] for _ in splits]  # part by part
-        for part in self._read_parts(task_id, splits):
-            masks = self._find_repeated(part)[len(self.plan.previous_splits) :]
-            for of_split, mask in zip(found, masks, strict=True):
-                of_split.append(pa.record_batch([pa.array(mask)], schema=REPEATED))
-        counters = Counters()
-        with self.folder.commit(task_id) as output:
-            name = self.repeated.file_name(task_id)
-            with SegmentWriter(output, name, REPEATED) as file:
-                for of_split in found:
-                    segment = join_batches(REPEATED, of_split)
-                    file.write(segment)
-                    counters.add("distinct_paragraphs", segment.num_rows)
-                    counters.add(
-                        "distinct_paragraphs_repeated", pc.sum(segment[0]).as_py() or 0
-                    )
-            output.record = {"counters": counters.to_json()}
-
-    def _read_parts(
-        self, task_id: str, splits: Sequence[InputSplit]
-    ) -> Iterator[Partition]:
-        """Yield one partition of all previous splits and of the splits of a group, part by part."""
-        *tasks, (folder, _) = self.list_sources(Extract.name)
+    def choose_files(self, task_id: str) -> tuple[ExchangedFiles, Prepare | None]:
+        """Return the files of all previous splits and of the splits of a group."""
+        splits = self.groups[int(task_id.split("-", maxsplit=1)[0].removeprefix("g"))]
+        *tasks, (folder, _) = self.list_sources()
         tasks.append((folder, [split.key for split in splits]))
         if self.config.exact_dedup is None:
-            files = ExchangedFiles(tasks, Extract.distinct_hashes)
-            yield from self.read_parts(task_id, files, BYTES_PER_HASH)
-            return
+            return ExchangedFiles(tasks, Extract.distinct_hashes), None
         num_previous = len(self.plan.previous_splits)
 
         def select(index: int, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -152,18 +127,24 @@ class ParagraphDedup(PartitionPhase):
                 rows = _leave_out(copies, rows)
             return select_distinct(rows)
 
-        files = ExchangedFiles(tasks, Extract.hashes)
-        yield from self.read_parts(task_id, files, BYTES_PER_HASH, select)
+        return ExchangedFiles(tasks, Extract.hashes), select
 
-    def _find_repeated(self, part: Partition) -> list[NDArray[np.bool_]]:
-        """Return whether each hash of each file is removed because of other files."""
+    def find(self, part: Partition) -> Sequence[pa.RecordBatch]:
+        """Return whether each hash of each split is removed because of other splits."""
         keep = self.config.paragraph_dedup.keep
         assert keep != "keep_all"
-        masks = [np.zeros(rows.num_rows, np.bool_) for rows in part.files]
-        for chunk in part.chunks():
-            # Each file takes the place of a document, because it has each hash once.
-            part.place(masks, chunk, find_duplicates(*part.gather(chunk), keep))
-        return masks
+        # Each file takes the place of a document, because it has each hash once.
+        masks = mask_rows(part, lambda chunk: find_duplicates(*part.gather(chunk), keep))
+        own = masks[len(self.plan.previous_splits) :]
+        return [pa.record_batch([pa.array(mask)], schema=REPEATED) for mask in own]
+
+    def count(self, segment: pa.RecordBatch) -> dict[str, int]:
+        """Return the number of hashes, and of those that are removed."""
+        num_repeated = pc.sum(segment["is_repeated"]).as_py() or 0
+        return {
+            "distinct_paragraphs": segment.num_rows,
+            "distinct_paragraphs_repeated": num_repeated,
+        }
 
     def find_duplicate_lines(self, split: InputSplit) -> NDArray[np.uint64]:
         """Return record << 32 | line of every line of a split to remove, sorted."""
@@ -186,7 +167,7 @@ class ParagraphDedup(PartitionPhase):
         group = split.index // len(self.groups[0])
         index = split.index - self.groups[group][0].index
         names = [_name_task(group, name) for name in name_partitions(self.num_partitions)]
-        files = ExchangedFiles([(self.folder, names)], self.repeated)
+        files = ExchangedFiles([(self.folder, names)], self.found)
         rows = join_batches(REPEATED, list(files.read_rows(files.find(index, index + 1))))
         return rows["is_repeated"].to_numpy(zero_copy_only=False)
 
@@ -222,8 +203,3 @@ def _leave_out(copies: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def _name_task(group: int, partition: str) -> str:
     return f"g{group:03d}-{partition}"
-
-
-def _parse_task(task_id: str) -> tuple[int, str]:
-    group, partition = task_id.split("-")
-    return int(group.removeprefix("g")), partition

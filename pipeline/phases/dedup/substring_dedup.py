@@ -14,8 +14,7 @@ tokens. They, and Penedo et al. 2023 (RefinedWeb, section 3.3), remove spans of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,16 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact
+from pipeline.phases.dedup.hash_phase import FindingPhase, mask_rows
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_unfinished
 from pipeline.runs.exchange import (
     NUM_RANGES,
-    ExchangedFiles,
     Partition,
     SegmentWriter,
     group_by_range,
     join_batches,
-    name_partitions,
     sort_by_hash,
     take_rows,
 )
@@ -166,15 +164,17 @@ def _concatenate(batches: list[list[NDArray[Any]]]) -> pa.RecordBatch:
     return pa.record_batch(columns, schema=WINDOWS)
 
 
-class SubstringDedup(PartitionPhase):
+class SubstringDedup(FindingPhase):
     """Find the windows that an earlier document has, by ranges of hash space."""
 
     name = "substring_dedup"
     version = 2
     parents = (SubstringHashes,)
+    compared = (SubstringHashes.windows, "windows")
+    bytes_per_row = BYTES_PER_WINDOW
 
     # a segment per split
-    repeated = Artifact("repeated.arrow", REPEATED, has_segments=True)
+    found = Artifact("repeated.arrow", REPEATED, has_segments=True)
 
     @classmethod
     def phases_read_in_previous_runs(cls, config: RunConfig) -> tuple[str, ...]:
@@ -196,38 +196,24 @@ class SubstringDedup(PartitionPhase):
         else:
             yield from find_unfinished(run, SubstringHashes.name)
 
-    def task_ids(self) -> list[str]:
-        """Return the names of all partitions; none where the phase is off."""
-        if self.config.substring_dedup is None:
-            return []
-        return name_partitions(self.num_partitions)
+    def find(self, part: Partition) -> Sequence[pa.RecordBatch]:
+        """Return the windows of each split that an earlier document has."""
+        checks = [rows["check"].to_numpy() for rows in part.files]
 
-    @cached_property
-    def num_partitions(self) -> int:
-        """The number of partitions. Each fits into the memory of a task."""
-        return self.count_partitions(SubstringHashes.name, "windows", BYTES_PER_WINDOW)
+        def find_in_chunk(chunk: Sequence[slice]) -> NDArray[np.bool_]:
+            hashes, ids = part.gather(chunk)
+            return find_repeated_windows(hashes, take_rows(checks, chunk), ids)
 
-    def run(self, task_id: str) -> None:
-        """Read one range of the windows of all splits, and write the repeated ones per split."""
-        files = ExchangedFiles(
-            self.list_sources(SubstringHashes.name), SubstringHashes.windows
-        )
-        num_previous = len(self.plan.previous_splits)
-        found: list[list[pa.RecordBatch]] = [[] for _ in self.plan.splits]  # part by part
-        for part in self.read_parts(task_id, files, BYTES_PER_WINDOW):
-            masks = _find_repeated(part)[num_previous:]
-            own = zip(found, part.files[num_previous:], masks, strict=True)
-            for of_split, rows, mask in own:
-                of_split.append(rows.select(REPEATED.names).filter(pa.array(mask)))
-        counters = Counters()
-        with self.folder.commit(task_id) as output:
-            name = self.repeated.file_name(task_id)
-            with SegmentWriter(output, name, REPEATED) as file:
-                for of_split in found:
-                    segment = join_batches(REPEATED, of_split)
-                    file.write(segment)
-                    counters.add("windows_repeated", segment.num_rows)
-            output.record = {"counters": counters.to_json()}
+        own = slice(len(self.plan.previous_splits), None)
+        masks = mask_rows(part, find_in_chunk)[own]
+        return [
+            rows.select(REPEATED.names).filter(pa.array(mask))
+            for rows, mask in zip(part.files[own], masks, strict=True)
+        ]
+
+    def count(self, segment: pa.RecordBatch) -> dict[str, int]:
+        """Return the number of repeated windows."""
+        return {"windows_repeated": segment.num_rows}
 
     def find_spans(self, split: InputSplit) -> NDArray[np.uint64]:
         """Return the repeated spans of a split as record << 32 | word.
@@ -239,9 +225,7 @@ class SubstringDedup(PartitionPhase):
         settings = self.config.substring_dedup
         if settings is None:
             return np.empty(0, np.uint64)
-        files = ExchangedFiles([(self.folder, self.task_ids())], self.repeated)
-        ranges = files.find(split.index, split.index + 1)
-        rows = join_batches(REPEATED, list(files.read_rows(ranges)))
+        rows = self.read_found(split)
         records = rows["record"].to_numpy().astype(np.uint64)
         windows = np.sort(records << np.uint64(32) | rows["word"].to_numpy())
         return join_windows(windows, settings.min_words)
@@ -265,17 +249,6 @@ def join_windows(windows: NDArray[np.uint64], num_words: int) -> NDArray[np.uint
     starts = windows[np.append(True, is_apart)]
     ends = windows[np.append(is_apart, True)] + np.uint64(num_words)
     return np.stack([starts, ends], axis=1).reshape(-1)
-
-
-def _find_repeated(partition: Partition) -> list[NDArray[np.bool_]]:
-    """Return whether an earlier document has each window, for the rows of each file."""
-    checks = [rows["check"].to_numpy() for rows in partition.files]
-    masks = [np.zeros(rows.num_rows, np.bool_) for rows in partition.files]
-    for chunk in partition.chunks():
-        hashes, ids = partition.gather(chunk)
-        found = find_repeated_windows(hashes, take_rows(checks, chunk), ids)
-        partition.place(masks, chunk, found)
-    return masks
 
 
 def find_repeated_windows(

@@ -246,7 +246,7 @@ def test_a_phase_without_rates_is_marked(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [*command.split(), "--set", "substring_dedup={}"])
     rows = [line.split() for line in shown.output.splitlines() if "substring_dedup" in line]
     name, num_tasks, _, cpu_hours, memory_mb, _, slowest_s, hours, _ = rows[0]
-    assert (name, num_tasks) == ("substring_dedup", "128")
+    assert (name, num_tasks) == ("substring_dedup", "256")
     assert {cpu_hours, slowest_s, hours} == {"?"}
     assert memory_mb == "2,600"  # half of engine.memory_mb, beside the process
     assert rows[1][:4] == ["substring_dedup", "50.7", "TB", "?"]

@@ -15,6 +15,7 @@ from pipeline.phases.artifact import Artifact
 from pipeline.runs import exchange
 from pipeline.runs.exchange import (
     MAX_READS,
+    MAX_SCRATCH_BYTES,
     NUM_RANGES,
     ExchangedFiles,
     Partition,
@@ -265,9 +266,11 @@ def test_more_rows_have_more_partitions() -> None:
     assert count_partitions(0, 32, 1000, num_files=0) == 1
     assert count_partitions(10**13, 32, 1000, num_files=10) == NUM_RANGES
     for num_files in (10_000, 200_000, 10**7):
-        num_partitions = count_partitions(10**13, 32, 1000, num_files)
+        num_partitions = count_partitions(10**9, 32, 100, num_files)
         assert num_partitions * num_files <= max(MAX_READS, num_files)
         assert num_partitions == 1 or 2 * num_partitions * num_files > MAX_READS
+    on_disk = count_partitions(10**11, 32, 100, num_files=10**7)
+    assert on_disk // 2 * MAX_SCRATCH_BYTES < 32 * 10**11 <= on_disk * MAX_SCRATCH_BYTES
 
 
 @settings(max_examples=25, deadline=None)

@@ -13,8 +13,7 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
-from pipeline.phases import phase
-from pipeline.phases.dedup import fuzzy_clusters
+from pipeline.phases.dedup import fuzzy_clusters, hash_phase
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
@@ -222,7 +221,7 @@ def test_the_size_of_tasks_changes_nothing(
 ) -> None:
     """Few documents at a time, and any number of partitions, give the same decisions."""
     expected = run_to_select(config)
-    modules = {"count_ngrams_held": candidate_groups, "count_partitions": phase}
+    modules = {"count_ngrams_held": candidate_groups, "count_partitions": hash_phase}
     module = modules.get(name, fuzzy_clusters)
     is_function = name.startswith("count")
     monkeypatch.setattr(module, name, (lambda *_: value) if is_function else value)

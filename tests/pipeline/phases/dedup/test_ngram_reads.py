@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
-from pipeline.phases import phase as phase_module
 from pipeline.phases.annotate import Annotate
+from pipeline.phases.dedup import hash_phase
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
@@ -130,7 +130,7 @@ def test_a_task_reads_little_more_than_the_sets_that_it_compares(
     sparse: RunPlan, monkeypatch: pytest.MonkeyPatch, num_partitions: int
 ) -> None:
     """The n-grams of a split are read once, and the decisions are the same for any partitions."""
-    monkeypatch.setattr(phase_module, "count_partitions", lambda *_: num_partitions)
+    monkeypatch.setattr(hash_phase, "count_partitions", lambda *_: num_partitions)
     with read_like_a_bucket() as counts:
         run_phase(FuzzyCandidates(sparse), counts)
         per_source = run_phase(FuzzyNgrams(sparse), counts)

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from config_files.reader import ConfigError
 from pipeline.execution.inline import InlineEngine
-from pipeline.phases import phase as phase_module
-from pipeline.phases.dedup import substring_dedup
+from pipeline.phases.dedup import hash_phase, substring_dedup
 from pipeline.phases.dedup.substring_dedup import (
     SubstringHashes,
     find_repeated_windows,
@@ -171,7 +170,7 @@ def test_partitions_make_no_difference(
     """Seven partitions find the same spans as one."""
     pages = make_pages(0)
     one = run_pages(small, pages)
-    monkeypatch.setattr(phase_module, "count_partitions", lambda *_: 7)
+    monkeypatch.setattr(hash_phase, "count_partitions", lambda *_: 7)
     many = run_pages(small, pages, "many")
     # With the places of their segments.
     assert len(list(many.folder("substring_dedup").list_done())) == 7 + 1
