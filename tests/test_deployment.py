@@ -146,8 +146,9 @@ def test_a_snapshot_fits_into_the_pods(name: str) -> None:
         scratch_gb=_bytes(scratch["emptyDir"]["sizeLimit"]) / 1e9,
         head_memory_gb=_bytes(head["resources"]["limits"]["memory"]) / 1e9,
     )
-    near_duplicates = ("annotate.minhash={}", "fuzzy_dedup={}", "run_dir=s3://bucket/run")
-    config = read_config(manifest, *near_duplicates)
+    settings = ("annotate.minhash={}", "fuzzy_dedup={}", "run_dir=s3://bucket/run")
+    merge = "engine.phases.fuzzy_merge.memory_mb=32000"
+    config = read_config(manifest, *settings, merge)
     assert estimate(config, read_calibration(), cluster, num_files=90_000).warnings == ()
 
 

@@ -45,9 +45,9 @@ from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
-from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.merge_clusters import FuzzyMerge, FuzzyRanges
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import PartitionPhase, Phase, SplitPhase
@@ -133,8 +133,9 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
     elif isinstance(phase, WriteShards):
         yield f"task of {name}: read a millionth of the keys", lambda: read_keys(phase)
         return  # every document of the seeds occurs many times here, and a shard must not contain copies
-    elif (
-        isinstance(phase, PartitionPhase) and len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS
+    elif isinstance(phase, PartitionPhase) and (
+        len(phase.plan.splits) <= MAX_SPLITS_OF_TASKS
+        or isinstance(phase, FuzzyRanges | FuzzyMerge)
     ):
         for task_id in phase.task_ids():
             yield f"task of {name}", partial(phase.run, task_id)
@@ -156,7 +157,6 @@ def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]
             "task of select: read its near-duplicates",
             partial(phase.find_near_duplicates, last_split),
         )
-    if isinstance(phase, Annotate):
         yield "percentiles: cutoffs", Percentiles(phase.plan).prepare_tasks
 
 

@@ -23,8 +23,14 @@ from pipeline.phases.dedup.fuzzy_candidates import (
     FuzzyCandidates,
     FuzzyNgrams,
 )
-from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK, FuzzyClusters
+from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.merge_clusters import (
+    BYTES_PER_PAIR,
+    MAX_MEMBERS_PER_TASK,
+    FuzzyMerge,
+    FuzzyRanges,
+)
 from pipeline.phases.dedup.merge_forests import HELD_BYTES
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH, ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import (
@@ -38,6 +44,7 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.phases.write_shards import BYTES_PER_TOKEN
+from pipeline.runs.exchange import NUM_RANGES, count_partitions
 from pipeline.runs.split_output import ROWS_PER_GROUP
 from storage.object_file import GAP_BYTES, REQUEST_BYTES, TAIL_BYTES
 from storage.object_store import PART_BYTES, SINGLE_PUT_BYTES
@@ -95,14 +102,17 @@ BYTES_PER_PARAGRAPH = 0.7 * 24
 # measured. Each of the 16 bands of a document may ask for its n-grams, 0.65 bytes per character.
 SHARED_BANDS = 0.1
 
-# Memory and seconds of the task that merges clusters, per document with near-duplicates; from
-# 2**32 of them on, positions take more. Measured: 1.1 us at 4 million documents with 5 pairs each.
-MERGE_BYTES, WIDE_MERGE_BYTES = HELD_BYTES, 8
-MERGE_S = 2e-6
+# Pairs of all partitions per document with near-duplicates: of 14 bands, two of them have about 10 in
+# common, and clusters are small.
+PAIRS_PER_DOCUMENT = 7
 
-# Memory of the driver with Ray's processes of the head, per task, and per near-duplicate: the id,
-# the representative and the place in the sorted order.
-DRIVER_BYTES, DRIVER_BYTES_PER_TASK, DRIVER_BYTES_PER_DROPPED = 2e9, 1_000, 24
+# From 2**32 documents with near-duplicates on, their merge holds so much more for each.
+WIDE_MERGE_BYTES = 8
+
+# Memory of the driver with Ray's processes of the head, per task, and while fuzzy_dedup sorts the
+# documents to drop: 24 bytes each, and some at a time.
+DRIVER_BYTES, DRIVER_BYTES_PER_TASK = 2e9, 1_000
+DRIVER_BYTES_PER_DROPPED, MAX_DROPPED_BYTES = 24, 1.4e9
 # Seconds of the driver per done-record (benchmarks/results/2026-11-22-driver_scale.json).
 RECORD_S = 60e-6
 
@@ -206,6 +216,14 @@ def count_puts(num_bytes: float) -> int:
     return 1 if num_bytes <= SINGLE_PUT_BYTES else math.ceil(num_bytes / PART_BYTES) + 2
 
 
+def _count_merged_ranges(config: RunConfig, amounts: Mapping[str, float]) -> int:
+    """Return 0 where one task can merge all pairs."""
+    num_pairs = math.ceil(amounts["clustered"] * PAIRS_PER_DOCUMENT)
+    memory_mb = config.engine.get_memory_mb(FuzzyRanges.name)
+    num_tasks = count_partitions(num_pairs, BYTES_PER_PAIR, memory_mb, NUM_RANGES)
+    return num_tasks if num_tasks > 1 else 0
+
+
 def _is_read(read: Read, phase: type[Phase], config: RunConfig) -> bool:
     if read.artifact is Extract.hashes and phase is ExactHashes:
         return config.exact_dedup is not None and config.exact_dedup.by == "text"
@@ -283,10 +301,23 @@ COSTS: dict[str, PhaseCost] = {
         bytes_per_row=BYTES_PER_BAND_HASH,
         uses_scratch=True,
     ),
+    "fuzzy_ranges": PhaseCost(
+        "clustered",
+        exchanges="clustered",
+        bytes_per_row=PAIRS_PER_DOCUMENT * BYTES_PER_PAIR,
+        reads=(Read(FuzzyClusters.forest, MERGED, NUM_RANGES),),
+        count_tasks=_count_merged_ranges,
+    ),
+    "fuzzy_merge": PhaseCost(
+        "clustered",
+        holds={"clustered": HELD_BYTES},
+        reads=(Read(FuzzyRanges.forest, MERGED, NUM_RANGES),),
+        count_tasks=lambda *_: 1,
+    ),
     "fuzzy_dedup": PhaseCost(
         "clustered",
         holds={"clustered": 100},
-        reads=(Read(FuzzyClusters.forest, MERGED, GETS_PER_MERGED_FILE),),
+        reads=(Read(FuzzyMerge.clusters, MERGED, GETS_PER_MERGED_FILE),),
         count_tasks=lambda _, amounts: max(1, amounts["clustered"] / MAX_MEMBERS_PER_TASK),
     ),
     "signal_percentiles": PhaseCost("scored", reads=(_SCORES,)),

@@ -63,13 +63,9 @@ def _describe_totals(found: RunEstimate) -> list[str]:
             f"{GET_PRICE * 1e6:.2f} $ per million GETs, {PUT_PRICE * 1e6:.2f} $ per million PUTs)"
         )
     serial_hours = sum(phase.serial_hours for phase in found.phases)
-    merge = (
-        f", the task that merges near-duplicates up to {_format_bytes(found.merge_bytes)}"
-    )
     lines.append(
-        f"The head needs {_format_bytes(found.driver_bytes)} of memory"
-        f"{merge if found.merge_bytes else ''}; in {_format_hours(serial_hours)} hours the driver, "
-        f"or one task, works alone"
+        f"The head needs {_format_bytes(found.driver_bytes)} of memory; the driver works alone in "
+        f"{_format_hours(serial_hours)} hours"
     )
     if found.price is not None:
         cluster = found.cluster

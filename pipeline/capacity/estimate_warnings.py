@@ -47,7 +47,7 @@ def find_warnings(model: CostModel, found: RunEstimate) -> Iterator[str]:
     yield from _check_cores_per_machine(model)
     yield from _check_size(found)
     yield from _check_disks(found)
-    yield from _check_serial_memory(found)
+    yield from _check_head_memory(found)
     yield from _check_requests(found)
     yield from _check_measured(model)
 
@@ -147,19 +147,12 @@ def _check_disks(found: RunEstimate) -> Iterator[str]:
         )
 
 
-def _check_serial_memory(found: RunEstimate) -> Iterator[str]:
-    memory_gb = found.cluster.memory_gb
-    head_gb = found.cluster.head_memory_gb or memory_gb
+def _check_head_memory(found: RunEstimate) -> Iterator[str]:
+    head_gb = found.cluster.head_memory_gb or found.cluster.memory_gb
     if found.driver_bytes > head_gb * 1e9:
         yield (
-            f"the driver needs {found.driver_bytes / 1e9:,.0f} GB of memory on the head, which has "
+            f"the driver needs {found.driver_bytes / 1e9:,.1f} GB of memory on the head, which has "
             f"{head_gb:g} GB; start the run on a larger one (--head-memory-gb)"
-        )
-    if found.merge_bytes > memory_gb * 1e9:
-        yield (
-            f"a task merges {found.amounts['clustered']:,.0f} documents with near-duplicates in "
-            f"{found.merge_bytes / 1e9:,.0f} GB of memory, but a machine has {memory_gb:g} GB; set "
-            f"exact_dedup, which leaves fewer, or use a larger machine"
         )
 
 

@@ -18,8 +18,9 @@ from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
 from pipeline.phases.artifact import MergedArtifact
-from pipeline.phases.dedup.fuzzy_candidates import FuzzyNgrams, Rule
+from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams, Rule
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
+from pipeline.phases.dedup.merge_clusters import FuzzyMerge
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
@@ -144,7 +145,6 @@ class RunEstimate:
     Attributes:
         calibration: where the rates were measured.
         driver_bytes: memory of the driver, with the processes of Ray's head.
-        merge_bytes: memory of the task that merges clusters of near-duplicates.
     """
 
     calibration: str
@@ -154,7 +154,6 @@ class RunEstimate:
     amounts: Amounts
     phases: tuple[PhaseEstimate, ...]
     driver_bytes: float = 0.0
-    merge_bytes: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -291,10 +290,7 @@ class CostModel:
     def estimate_run(self) -> RunEstimate:
         """Return the estimate, without its warnings."""
         phases = tuple(self.estimate_phase(phase) for phase in registry.PHASES)
-        clustered = self.amounts["clustered"] if self.count_tasks(FuzzyClusters) else 0.0
-        per_document = costs.MERGE_BYTES + (
-            costs.WIDE_MERGE_BYTES if clustered >= 2**32 else 0
-        )
+        clustered = self.amounts["clustered"] * self.count_tasks(FuzzyMerge)
         num_tasks = sum(phase.num_tasks for phase in phases)
         return RunEstimate(
             calibration=self.calibration.origin,
@@ -305,8 +301,7 @@ class CostModel:
             phases=phases,
             driver_bytes=costs.DRIVER_BYTES
             + costs.DRIVER_BYTES_PER_TASK * num_tasks
-            + costs.DRIVER_BYTES_PER_DROPPED * clustered,
-            merge_bytes=per_document * clustered,
+            + min(costs.DRIVER_BYTES_PER_DROPPED * clustered, costs.MAX_DROPPED_BYTES),
         )
 
     def estimate_phase(self, phase: type[Phase]) -> PhaseEstimate:
@@ -335,9 +330,7 @@ class CostModel:
         num_groups = count_groups(None, num_ranges, slots, mean_s)
         waves_s = (num_waves - 1 + costs.LARGEST_TASK) * mean_s + rates.start_s
         record_s = costs.RECORD_S + self.is_in_bucket * costs.LATENCY_S / NUM_CONNECTIONS
-        merged = self.amounts["clustered"] if phase is FuzzyClusters else 0.0
         serial_s = self._count_record_reads(phase, num_tasks) * record_s
-        serial_s += merged * costs.MERGE_S
         cpu_s["start"] = rates.start_s * min(num_ranges, slots)
         hours = (max(waves_s, num_groups * DISPATCH_S) + serial_s) / 3600
         return PhaseEstimate(
@@ -401,7 +394,9 @@ class CostModel:
         num_own = self.num_splits
         if phase is ParagraphDedup:
             num_own = min(num_own, self.config.paragraph_dedup.group_splits or num_own)
-        reads_previous = phase.phases_read_in_previous_runs(self.config)
+        # The n-grams of fuzzy_clusters were sent to the ranges of fuzzy_candidates.
+        reader = FuzzyCandidates if phase is FuzzyClusters else phase
+        reads_previous = reader.phases_read_in_previous_runs(self.config)
         return num_own, num_own + (self.num_previous_splits if reads_previous else 0)
 
     def _measure_rows(self, phase: type[Phase]) -> float:
@@ -448,6 +443,8 @@ class CostModel:
         """Return the bytes that the largest task holds. A range takes half of the memory at most."""
         cost = find_cost(phase)
         held = sum(per_item * self.amounts[name] for name, per_item in cost.holds.items())
+        if phase is FuzzyMerge and self.amounts["clustered"] >= 2**32:
+            held += costs.WIDE_MERGE_BYTES * self.amounts["clustered"]
         half_bytes = self.config.engine.get_memory_mb(phase.name) * 2**19
         largest = costs.LARGEST_TASK * held / num_tasks
         return max(largest, min(self._measure_range(phase), half_bytes))

@@ -30,6 +30,22 @@ from stages.settings.quality import ScoreSettings
 # The keys of RunConfig that are not sections of phases.
 NOT_PHASES = frozenset({"run_dir", "previous_runs", "input", "engine", "report", "storage"})
 
+# Phases that have the section of another phase.
+PHASES_WITHOUT_SECTION = frozenset(
+    {
+        "exact_hashes",
+        "substring_hashes",
+        "fuzzy_candidates",
+        "fuzzy_ngrams",
+        "fuzzy_clusters",
+        "fuzzy_ranges",
+        "fuzzy_merge",
+        "signal_percentiles",
+        "percentiles",
+        "mix_percentiles",
+    }
+)
+
 # Filters that drop what another phase has found, by section: they are off where that phase is.
 _FOUND_BY = {
     ("annotate", "exact_dedup"): "exact_dedup",
@@ -106,7 +122,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _resources_name_phases(self) -> Self:
-        phases = type(self).model_fields.keys() - NOT_PHASES
+        phases = type(self).model_fields.keys() - NOT_PHASES | PHASES_WITHOUT_SECTION
         unknown = sorted(self.engine.phases.keys() - phases)
         if unknown:
             faults: list[str] = []

@@ -17,6 +17,7 @@ from storage.errors import DamagedFile
 from storage.json_schema import (
     SHA256,
     Anything,
+    Array,
     Integer,
     Object,
     Schema,
@@ -54,7 +55,7 @@ _DONE_RECORD = Object(
         "counters": _COUNTERS,
         "digest": SHA256,
     },
-    optional={"entry": Anything()},
+    optional={"entry": Anything(), "starts": Array(Integer())},
 )
 
 _SUMMARY = Object(

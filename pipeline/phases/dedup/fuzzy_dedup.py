@@ -5,7 +5,7 @@ With a rule, a document is dropped only if it is similar to a preferred document
 that previous runs kept are preferred to all others. Thresholds on scores do not influence the decisions
 (docs/decisions/0006-near-duplicates-before-thresholds.md).
 
-    fuzzy_clusters: clusters.arrow ──▶ p000of002: dropped documents ──┐
+    fuzzy_merge: clusters.arrow    ──▶ p000of002: dropped documents ──┐
     annotate: SPLIT.ngrams.bin         p001of002: dropped documents ──┴▶ finish: near_duplicates.arrow, one batch per split
 """
 
@@ -24,7 +24,8 @@ from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.fuzzy_candidates import Rule
-from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters, open_ngrams, read_batch
+from pipeline.phases.dedup.fuzzy_clusters import open_ngrams, read_batch
+from pipeline.phases.dedup.merge_clusters import FuzzyMerge
 from pipeline.phases.phase import PartitionPhase
 from pipeline.runs.exchange import name_partitions
 from pipeline.runs.ngram_sets import count_ngrams
@@ -38,6 +39,9 @@ DROPPED = pa.schema(
     [pa.field("document", pa.uint64()), pa.field("representative", pa.uint64())]
 )
 
+# Documents to drop that the driver sorts at a time, 40 bytes each. It reads the others again the next time.
+MAX_SORTED = 2**25
+
 # Of one split, sorted: the record number of a document to drop, and the doc_id of the
 # document that is kept.
 NEAR_DUPLICATES = pa.schema(
@@ -50,7 +54,7 @@ class FuzzyDedup(PartitionPhase):
 
     name = "fuzzy_dedup"
     version = 3
-    parents = (Annotate, FuzzyClusters)
+    parents = (Annotate, FuzzyMerge)
 
     dropped = Artifact("dropped.arrow", DROPPED)
     # a batch per split
@@ -63,12 +67,12 @@ class FuzzyDedup(PartitionPhase):
         return name_partitions(self._clusters.count_batches())
 
     @cached_property
-    def _clusters(self) -> FuzzyClusters:
-        return FuzzyClusters(self.plan)
+    def _clusters(self) -> FuzzyMerge:
+        return FuzzyMerge(self.plan)
 
     def run(self, task_id: str) -> None:
         """Write the documents to drop of one batch of clusters."""
-        index = int(task_id.removeprefix("p").split("of", maxsplit=1)[0])
+        index = self.task_ids().index(task_id)
         clusters = self._clusters.read_clusters(index)
         rule = Rule.from_config(self.config)
         if rule is None:
@@ -85,13 +89,15 @@ class FuzzyDedup(PartitionPhase):
             for index in np.flatnonzero(is_large).tolist():
                 found += self._compare_large(undecided.slice(index, 1), rule)
             found += self._compare(undecided.filter(pa.array(~is_large)), rule)
-        columns = np.concatenate(found).T
+        dropped, kept = np.concatenate(found).T
         with self.folder.commit(task_id) as output:
             path = output.path(self.dropped.file_name(task_id))
             with pa.ipc.new_file(path, DROPPED) as file:
-                file.write_batch(pa.record_batch([*columns], schema=DROPPED))
+                file.write_batch(pa.record_batch([dropped, kept], schema=DROPPED))
             counters = Counters()
             counters.add("clustered", pc.sum(pc.list_value_length(clusters[0])).as_py())
+            counters.add("near_duplicates", len(dropped))
+            counters.add("representatives", pc.count_distinct(pa.array(kept)).as_py())
             output.record = {"counters": counters.to_json()}
 
     def _compare(
@@ -152,35 +158,61 @@ class FuzzyDedup(PartitionPhase):
     # ---- Merging the tasks ----
 
     def finish(self) -> None:
-        """Sort the documents to drop into the splits."""
+        """Sort the documents to drop into the splits, some splits at a time."""
         if self.config.fuzzy_dedup is None:
             return
-        documents, kept = self._read_dropped(0), self._read_dropped(1)
-        order = np.argsort(documents)
-        sources = np.arange(len(self.plan.splits) + 1) + len(self.plan.previous_splits)
-        first_ids = sources.astype(np.uint64) << np.uint64(32)
-        bounds = np.searchsorted(documents, first_ids, sorter=order)
         with self.folder.commit(self.near_duplicates.name) as output:
             path = output.path(self.near_duplicates.file_name)
             with pa.ipc.new_file(path, NEAR_DUPLICATES) as file:
-                for start, end in itertools.pairwise(bounds.tolist()):
-                    rows = order[start:end]
-                    columns = [documents[rows].astype(np.uint32), self.doc_ids(kept[rows])]
-                    file.write_batch(pa.record_batch(columns, schema=NEAR_DUPLICATES))
-            counters = Counters()
-            counters.add("near_duplicates", len(documents))
-            del documents, order  # before `kept` is sorted
-            counters.add("representatives", _count_distinct(kept))
-            output.record = {"counters": counters.to_json()}
+                for splits in self._divide_splits():
+                    for batch in self._sort_dropped(splits):
+                        file.write_batch(batch)
 
-    def _read_dropped(self, column: int) -> NDArray[np.uint64]:
-        """Return the documents to drop of all tasks (column 0), or their representatives (1)."""
-        found = [np.empty(0, np.uint64)]
-        for task_id in self.task_ids():
-            batch = read_batch(self.folder.open(self.dropped.file_name(task_id)), 0)
-            # A copy, because the column refers to the whole batch.
-            found.append(batch[column].to_numpy().copy())
-        return np.concatenate(found)
+    def _divide_splits(self) -> Iterator[range]:
+        """Yield consecutive splits, by their numbers in `sources`, with MAX_SORTED documents to drop at most."""
+        num_previous = len(self.plan.previous_splits)
+        num_sources = num_previous + len(self.plan.splits)
+
+        def count(task_id: str) -> NDArray[np.int64]:
+            documents, _ = self._read_dropped(task_id)
+            splits = (documents >> np.uint64(32)).astype(np.int64)
+            return np.bincount(splits, minlength=num_sources)
+
+        counts = np.zeros(num_sources, np.int64)
+        for found in self.folder.root.read_each(self.task_ids(), count):
+            counts += found
+        start, num_held = num_previous, 0
+        for split in range(num_previous, num_sources):
+            if num_held + counts[split] > MAX_SORTED and split > start:
+                yield range(start, split)
+                start, num_held = split, 0
+            num_held += counts[split]
+        yield range(start, num_sources)
+
+    def _sort_dropped(self, splits: range) -> Iterator[pa.RecordBatch]:
+        """Yield NEAR_DUPLICATES of each of these splits."""
+        first_ids = np.arange(splits.start, splits.stop + 1).astype(np.uint64) << np.uint64(
+            32
+        )
+
+        def select(task_id: str) -> NDArray[np.uint64]:
+            dropped = self._read_dropped(task_id)
+            is_here = (dropped[0] >= first_ids[0]) & (dropped[0] < first_ids[-1])
+            return dropped[:, is_here]
+
+        found = self.folder.root.read_each(self.task_ids(), select)
+        documents, kept = np.concatenate([np.empty((2, 0), np.uint64), *found], axis=1)
+        order = np.argsort(documents)
+        bounds = np.searchsorted(documents, first_ids, sorter=order)
+        for start, end in itertools.pairwise(bounds.tolist()):
+            rows = order[start:end]
+            columns = [documents[rows].astype(np.uint32), self.doc_ids(kept[rows])]
+            yield pa.record_batch(columns, schema=NEAR_DUPLICATES)
+
+    def _read_dropped(self, task_id: str) -> NDArray[np.uint64]:
+        """Return the documents to drop of a task, and their representatives, shape (2, n)."""
+        batch = read_batch(self.folder.open(self.dropped.file_name(task_id)), 0)
+        return np.stack([column.to_numpy() for column in batch.columns])
 
     def find_near_duplicates(self, split: InputSplit) -> pa.RecordBatch:
         """Return the documents of a split to drop, as NEAR_DUPLICATES; none where the phase is off."""
@@ -215,9 +247,3 @@ def _keep_first(clusters: pa.RecordBatch) -> NDArray[np.uint64]:
     is_dropped = ranks >= np.repeat(num_kept, np.diff(starts))
     firsts = np.repeat(documents[starts[:-1]], np.diff(starts))
     return np.stack([documents, firsts], axis=1)[is_dropped]
-
-
-def _count_distinct(values: NDArray[np.uint64]) -> int:
-    """Return the number of different values, and sort them in place."""
-    values.sort()
-    return int(np.count_nonzero(values[1:] != values[:-1])) + bool(len(values))

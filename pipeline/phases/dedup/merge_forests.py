@@ -1,6 +1,6 @@
-"""The merge of all forests of similar pairs into clusters, in the memory of the driver.
+"""The merge of forests of similar pairs into clusters, in the memory of one process.
 
-It holds HELD_BYTES per document that has a similar one, and the forest of one partition. Documents without a
+It holds HELD_BYTES per document that has a similar one, and one forest. Documents without a
 similar one take nothing.
 """
 
@@ -44,6 +44,21 @@ CLUSTERS = pa.schema(
         pa.field("ngrams", pa.large_list(pa.uint64())),
         pa.field("num_previous", pa.uint32()),
         pa.field("was_compared", pa.bool_()),
+    ]
+)
+
+# Pairs of the lowest document of a tree and each other one, by ids in the order of `sources`, with
+# scores: a document with a higher score is preferred. With the places of their n-grams; 0 without a
+# rule. The hash is that of the lowest document, so the pairs of a tree come together.
+FOREST = pa.schema(
+    [
+        pa.field("hash", pa.uint64()),
+        pa.field("one", pa.uint64()),
+        pa.field("other", pa.uint64()),
+        pa.field("score_of_one", pa.float64()),
+        pa.field("score_of_other", pa.float64()),
+        pa.field("ngrams_of_one", pa.uint64()),
+        pa.field("ngrams_of_other", pa.uint64()),
     ]
 )
 
@@ -92,6 +107,29 @@ class Components:
             end = int(ends[self.roots[last]])
             yield order[start:end]
             start = end
+
+
+def list_stars(components: Components) -> pa.RecordBatch:
+    """Return the pairs of the lowest document of each component with each other one, as FOREST."""
+    others = np.flatnonzero(components.roots != np.arange(len(components.roots)))
+    both = components.roots[others], others
+    columns = [
+        values[rows]
+        for values in (components.ids, components.scores, components.places)
+        for rows in both
+    ]
+    # Fibonacci hashing (Knuth, The Art of Computer Programming, vol. 3, section 6.4).
+    hashes = columns[0] * np.uint64(0x9E3779B97F4A7C15)
+    return pa.record_batch([hashes, *columns], schema=FOREST)
+
+
+def to_forest(rows: pa.RecordBatch) -> Forest:
+    """Return the pairs of FOREST as arrays."""
+    columns = [column.to_numpy() for column in rows.columns[1:]]
+    pairs, scores, places = (
+        np.stack(columns[i : i + 2], axis=1) for i in range(0, len(columns), 2)
+    )
+    return pairs, scores, places
 
 
 def find_members(pairs_of_forests: Iterable[Pairs]) -> NDArray[np.uint64]:

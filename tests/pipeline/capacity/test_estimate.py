@@ -27,7 +27,7 @@ from pipeline.capacity.model import DISPATCH_S, Cluster, PhaseEstimate, RunEstim
 from pipeline.capacity.task_groups import MAX_GROUP_TASKS
 from pipeline.cli import app
 from pipeline.config import InputConfig, RunConfig, load
-from pipeline.phases.dedup.fuzzy_clusters import MAX_MEMBERS_PER_TASK
+from pipeline.phases.dedup.merge_clusters import MAX_MEMBERS_PER_TASK
 from pipeline.runs.event_log import open_log
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
@@ -40,7 +40,7 @@ RECIPES = sorted(
     if not path.stem.startswith("train-")
 )
 HERE = Cluster(nodes=4, cores=8, memory_gb=64, price_per_core_hour=0.05)
-BUSY = Cluster(nodes=50, cores=96, memory_gb=384, scratch_gb=100, head_memory_gb=4)
+BUSY = Cluster(nodes=50, cores=96, memory_gb=384, scratch_gb=100, head_memory_gb=3)
 SMALL_TASKS = "engine.memory_mb=1500"
 IN_BUCKET = "run_dir=s3://bucket/run"
 
@@ -112,7 +112,7 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
             90_000,
             BUSY,
             [IN_BUCKET],
-            "the driver needs 21 GB of memory on the head, which has 4",
+            "the driver needs 3.5 GB of memory on the head, which has 3",
         ),
         (90_000, BUSY, [IN_BUCKET], "raise engine.phases.select.num_cpus"),
         (
@@ -140,7 +140,7 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
             400_000,
             HERE,
             [],
-            "a task merges 3,466,666,667 documents with near-duplicates in 125 GB",
+            "fuzzy_merge: a task would take 131,",
         ),
         (
             100,
@@ -163,20 +163,20 @@ def test_warnings_name_the_setting_that_helps(
 
 def test_snapshot_fits_into_tasks_of_three_gigabytes() -> None:
     """Hash space is cut into as many partitions as the memory of a task requires."""
-    warnings = estimate_snapshot(90_000, HERE, "engine.memory_mb=3000").warnings
+    settings = ("engine.memory_mb=3000", "engine.phases.fuzzy_merge.memory_mb=30000")
+    warnings = estimate_snapshot(90_000, HERE, *settings).warnings
     assert not [warning for warning in warnings if "a task would take" in warning]
 
 
 def test_memory_of_the_merge_grows_with_near_duplicates() -> None:
-    """It is 36 bytes per document with near-duplicates: measured ones, or a third of all."""
-    unmeasured = estimate_snapshot(1000)
-    assert unmeasured.merge_bytes == pytest.approx(36 * 26e6 / 3)
-    assert unmeasured.driver_bytes == pytest.approx(2e9 + 24 * 26e6 / 3, rel=0.01)
-    amounts = {**RATES.amounts, "clustered": RATES.amounts["left"] / 1e6}
-    measured = RATES.model_copy(update={"amounts": amounts})
-    found = estimate(make_config(), measured, HERE, num_files=1000)
-    assert found.merge_bytes == pytest.approx(36 * found.amounts["left"] / 1e6)
-    assert estimate_snapshot(1000, HERE, "fuzzy_dedup=null").merge_bytes == 0
+    """It is 36 bytes per document with near-duplicates, a third of all where they were not measured."""
+    found = estimate_snapshot(1000)
+    merge = find_estimate(found, "fuzzy_merge")
+    assert merge.memory_mb == pytest.approx(340 + 1.1 * 36 * 26e6 / 3 / 2**20)
+    assert found.driver_bytes == pytest.approx(2e9 + 24 * 26e6 / 3, rel=0.01)
+    off = estimate_snapshot(1000, HERE, "fuzzy_dedup=null")
+    assert find_estimate(off, "fuzzy_merge").memory_mb == 0
+    assert off.driver_bytes < 2.1e9
 
 
 def find_estimate(found: RunEstimate, name: str) -> PhaseEstimate:

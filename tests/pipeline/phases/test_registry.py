@@ -21,6 +21,7 @@ from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
 from pipeline.config import RunConfig
+from pipeline.config.run import PHASES_WITHOUT_SECTION
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases import registry
 from pipeline.phases.annotate import Annotate
@@ -254,5 +255,7 @@ def test_every_phase_is_declared_completely() -> None:
         used |= {cost.artifact_amount(artifact) for artifact in phase.artifacts()}
         assert used <= AMOUNTS.keys()
         assert phase.section in RunConfig.model_fields
+        has_section = phase.name in RunConfig.model_fields
+        assert has_section != (phase.name in PHASES_WITHOUT_SECTION)
         suffixes = [artifact.suffix for artifact in phase.artifacts()]
         assert len(set(suffixes)) == len(suffixes)

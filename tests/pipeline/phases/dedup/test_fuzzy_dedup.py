@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,7 @@ import pytest
 from config_files.reader import ConfigError
 from pipeline.config import load
 from pipeline.execution.engine import run
-from pipeline.phases.dedup import fuzzy_clusters, hash_phase
+from pipeline.phases.dedup import fuzzy_dedup, hash_phase, merge_clusters
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
@@ -29,6 +30,8 @@ FUZZY_AND_LATER = {
     "fuzzy_candidates",
     "fuzzy_ngrams",
     "fuzzy_clusters",
+    "fuzzy_ranges",
+    "fuzzy_merge",
     "fuzzy_dedup",
     "percentiles",
     "mix_percentiles",
@@ -208,21 +211,21 @@ def test_a_rule_drops_no_document_through_a_chain(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("module", "name", "value"),
     [
-        ("count_ngrams_held", 300),
-        ("MAX_MEMBERS_PER_TASK", 3),
-        ("count_partitions", 2),
-        ("count_partitions", 100),
+        (candidate_groups, "count_ngrams_held", 300),
+        (merge_clusters, "MAX_MEMBERS_PER_TASK", 3),
+        (merge_clusters, "count_partitions", 3),
+        (fuzzy_dedup, "MAX_SORTED", 2),
+        (hash_phase, "count_partitions", 2),
+        (hash_phase, "count_partitions", 100),
     ],
 )
 def test_the_size_of_tasks_changes_nothing(
-    config: str, monkeypatch: pytest.MonkeyPatch, name: str, value: int
+    config: str, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: int
 ) -> None:
-    """Few documents at a time, and any number of partitions, give the same decisions."""
+    """Few documents at a time, and any number of partitions and merges, give the same decisions."""
     expected = run_to_select(config)
-    modules = {"count_ngrams_held": candidate_groups, "count_partitions": hash_phase}
-    module = modules.get(name, fuzzy_clusters)
     is_function = name.startswith("count")
     monkeypatch.setattr(module, name, (lambda *_: value) if is_function else value)
     assert (

@@ -19,6 +19,7 @@ from pipeline.phases.dedup import hash_phase
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.merge_clusters import FuzzyMerge, FuzzyRanges
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
@@ -76,6 +77,8 @@ def run_phase(phase: PartitionPhase, counts: Counter[str]) -> list[Counter[str]]
         phase.run(task_id)
         per_task.append(counts.copy())
     phase.finish()
+    counters = phase.sum_records().to_json()
+    phase.folder.finish({"task_ids": len(per_task), "of": "", "counters": counters})
     return per_task
 
 
@@ -135,7 +138,8 @@ def test_a_task_reads_little_more_than_the_sets_that_it_compares(
         run_phase(FuzzyCandidates(sparse), counts)
         per_source = run_phase(FuzzyNgrams(sparse), counts)
         per_task = run_phase(FuzzyClusters(sparse), counts)
-        run_phase(FuzzyDedup(sparse), counts)
+        for phase in (FuzzyRanges, FuzzyMerge, FuzzyDedup):
+            run_phase(phase(sparse), counts)
         assert find_decisions(sparse) == expect_sparse_decisions()
     assert {each["requests of ngrams.bin"] for each in per_source} == {1}
     assert len(per_task) == num_partitions
@@ -145,7 +149,14 @@ def test_a_task_reads_little_more_than_the_sets_that_it_compares(
     read_bytes = sum(each["bytes of sets.arrow"] for each in per_task)
     header_bytes = 400 * NUM_SPLITS * num_partitions
     assert wanted_bytes <= read_bytes < 1.1 * wanted_bytes + header_bytes
-    for name in ("fuzzy_candidates", "fuzzy_ngrams", "fuzzy_clusters", "fuzzy_dedup"):
+    for name in (
+        "fuzzy_candidates",
+        "fuzzy_ngrams",
+        "fuzzy_clusters",
+        "fuzzy_ranges",
+        "fuzzy_merge",
+        "fuzzy_dedup",
+    ):
         sparse.folder(name).root.delete_all()
 
 
