@@ -88,6 +88,16 @@ MemoryGb = Annotated[
     float | None,
     typer.Option(help="Memory per machine in 10^9 bytes. Default: as this machine."),
 ]
+ScratchGb = Annotated[
+    float | None,
+    typer.Option(min=0, help="Free local disk per machine in 10^9 bytes. Default: enough."),
+]
+HeadMemoryGb = Annotated[
+    float | None,
+    typer.Option(
+        min=0, help="Memory of the driver's machine in 10^9 bytes. Default: as the others."
+    ),
+]
 Price = Annotated[
     float | None,
     typer.Option(min=0, help="Price of a core for an hour, in any currency."),
@@ -329,6 +339,8 @@ def plan(
     nodes: NumNodes = 1,
     cores: NumCores = None,
     memory_gb: MemoryGb = None,
+    scratch_gb: ScratchGb = None,
+    head_memory_gb: HeadMemoryGb = None,
     price_per_core_hour: Price = None,
     calibration: CalibrationRates = None,
     preflight: Preflight = False,
@@ -339,6 +351,7 @@ def plan(
     """
     from pipeline.capacity.estimate import describe_cluster, estimate, list_names
     from pipeline.capacity.estimate_report import print_estimate, to_json
+    from pipeline.planning.plan import find_previous_runs
 
     settings = _load_config(config, overrides, run_dir, engine)
     if preflight:
@@ -359,9 +372,23 @@ def plan(
         input_bytes = (
             None  # the sizes of the files of a snapshot are known to the server only
         )
-    cluster = describe_cluster(settings, nodes, cores, memory_gb, price_per_core_hour)
+    cluster = describe_cluster(
+        settings,
+        nodes,
+        cores,
+        memory_gb,
+        price_per_core_hour,
+        scratch_gb=scratch_gb,
+        head_memory_gb=head_memory_gb,
+    )
     found = estimate(
-        settings, rates, cluster, num_files=files, input_bytes=input_bytes, names=names
+        settings,
+        rates,
+        cluster,
+        num_files=files,
+        input_bytes=input_bytes,
+        names=names,
+        num_previous_splits=sum(len(run.splits) for run in find_previous_runs(settings)),
     )
     console.print()
     answer(to_json(found), lambda: print_estimate(found, console))

@@ -18,9 +18,12 @@ import typer
 import yaml
 from ray._private.runtime_env.packaging import create_package
 
+from pipeline.capacity.calibration import read_calibration
+from pipeline.capacity.estimate import estimate
+from pipeline.capacity.model import Cluster
 from pipeline.capacity.resources import find_unmet, list_requests
 from pipeline.cli import app
-from pipeline.config import load
+from pipeline.config import RunConfig, load
 from tests.conftest import REPOSITORY
 
 KUBERAY = REPOSITORY / "configs" / "kuberay"
@@ -49,6 +52,7 @@ def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 MANIFESTS = dict(manifests())
+JOBS = [name for name, manifest in MANIFESTS.items() if manifest["kind"] == "RayJob"]
 
 
 def get_cluster(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,22 +119,50 @@ def test_manifests_follow_the_schema_of_kuberay(
     assert [f"{fault.json_path}: {fault.message[:200]}" for fault in faults] == []
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, manifest in MANIFESTS.items() if manifest["kind"] == "RayJob"]
-)
-def test_the_command_of_a_job_is_valid(name: str) -> None:
-    """Its config loads, all pods see its folder, and a worker can run its tasks."""
-    manifest = MANIFESTS[name]
+def read_config(manifest: dict[str, Any], *overrides: str) -> RunConfig:
+    """Return the config of a job's command."""
     python, m, package, verb, *arguments = shlex.split(manifest["spec"]["entrypoint"])
     assert (python, m, package) == ("python", "-m", "pipeline")
     command = typer.main.get_command(app).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
     given = command.make_context(verb, arguments).params
-    config = load(given["config"], [*given["overrides"], f"run_dir={given['run_dir']}"])
+    run_dir = f"run_dir={given['run_dir']}"
+    return load(given["config"], [*given["overrides"], run_dir, *overrides])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_snapshot_fits_into_the_pods(name: str) -> None:
+    """The plan of a whole one, with near-duplicates and in a bucket, has no warning."""
+    manifest = MANIFESTS[name]
+    groups = get_cluster(manifest)
+    head = groups["headGroupSpec"]["template"]["spec"]["containers"][0]
+    group = groups["workerGroupSpecs"][0]
+    pod = group["template"]["spec"]
+    limits = pod["containers"][0]["resources"]["limits"]
+    (scratch,) = (each for each in pod["volumes"] if each["name"] == "scratch")
+    cluster = Cluster(
+        nodes=group["maxReplicas"],
+        cores=int(limits["cpu"]),
+        memory_gb=_bytes(limits["memory"]) / 1e9,
+        scratch_gb=_bytes(scratch["emptyDir"]["sizeLimit"]) / 1e9,
+        head_memory_gb=_bytes(head["resources"]["limits"]["memory"]) / 1e9,
+    )
+    settings = ("annotate.minhash={}", "fuzzy_dedup={}", "run_dir=s3://bucket/run")
+    merge = "engine.phases.fuzzy_merge.memory_mb=32000"
+    config = read_config(manifest, *settings, merge)
+    assert estimate(config, read_calibration(), cluster, num_files=90_000).warnings == ()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_command_of_a_job_is_valid(name: str) -> None:
+    """Its config loads, all pods see its folder, and a worker can run its tasks."""
+    manifest = MANIFESTS[name]
+    config = read_config(manifest)
     mounts = [
         mount["mountPath"]
         for mount in next(list_pods(manifest))["containers"][0]["volumeMounts"]
     ]
     assert config.run_dir.startswith(("s3://", *(f"{mount}/" for mount in mounts)))
+    assert config.storage.scratch_dir in mounts
     workers = [
         group["template"]["spec"]["containers"][0]
         for group in get_cluster(manifest)["workerGroupSpecs"]

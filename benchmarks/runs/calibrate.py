@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,7 +31,6 @@ from benchmarks.demo_chain import BYTES_PER_DOCUMENT, load_demo_config
 from benchmarks.frame import make_parser
 from benchmarks.result_file import describe_machine, read_commit, save
 from pipeline.capacity.calibration import Calibration
-from pipeline.capacity.costs import find_cost
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
@@ -80,7 +80,7 @@ def run_partitions_again(run_folder: RunFolder) -> None:
     plan = load_plan(run_folder)
     with open_log(run_folder.run_dir) as add:
         for phase_class in registry.PHASES:
-            if not find_cost(phase_class).is_hash_partitioned:
+            if phase_class.task_kind != "partitions":
                 continue
             phase = phase_class(plan)
             for task_id in [*phase.task_ids()] * 2:
@@ -222,7 +222,10 @@ def main() -> None:
         source = f"{chain} ({', '.join(sizes)} documents)"
         calibration = calibrate(runs, source)
     if args.out:
-        args.out.write_text(calibration.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        text = calibration.model_dump_json(indent=1)
+        # A line of the file for each line of the model.
+        text = re.sub(r'\{\s+("fixed": \S+)\s+("rate": \S+)\s+\}', r"{\1 \2}", text)
+        args.out.write_text(text + "\n", encoding="utf-8")
     result: dict[str, Any] = {
         "load": os.getloadavg()[0],
         "calibration": calibration.model_dump(),

@@ -1,13 +1,13 @@
-"""Estimate the tasks, files, bytes, memory, CPU hours and price of a run. Starts nothing.
+"""Estimate the tasks, files, requests, bytes, memory, hours and price of a run. Starts nothing.
 
     calibration = read_shipped(has_html=False)
     cluster = Cluster(nodes=10, cores=32, memory_gb=128)
     found = estimate(config, calibration, cluster, num_files=90_000)
     found.cpu_hours, found.hours, found.price, found.warnings
 
-The model is a straight line per step and per kind of file. It ignores that a larger crawl holds a
-larger share of duplicates, and the time spent waiting for disks and networks. docs/planning.md
-compares it with measured runs.
+The model is a straight line per step and per kind of file, and counts requests to an object store by
+formulas (costs.py). It ignores that a larger crawl holds a larger share of duplicates, and the time
+spent waiting for disks and for the bandwidth of networks. docs/planning.md compares it with runs.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def estimate(
     num_files: int,
     input_bytes: float | None = None,
     names: Sequence[str] = (),
+    num_previous_splits: int = 0,
 ) -> RunEstimate:
     """Estimate a run of the config over this many input files.
 
@@ -48,6 +49,7 @@ def estimate(
         num_files: number of input files.
         input_bytes: bytes of all input files; None: files of a snapshot, like WET_FILE.
         names: names of input files, where they are known.
+        num_previous_splits: input splits of all `previous_runs`.
 
     Raises:
         ConfigError: a number is out of range.
@@ -56,8 +58,9 @@ def estimate(
         raise ConfigError(
             ["--files, --nodes and --cores must be at least 1, --memory-gb above 0"]
         )
+    has_html = config.input.has_html(names)
     model = CostModel(
-        config, calibration, cluster, num_files, input_bytes, config.input.has_html(names)
+        config, calibration, cluster, num_files, input_bytes, has_html, num_previous_splits
     )
     found = model.estimate_run()
     return replace(found, warnings=tuple(find_warnings(model, found)))
@@ -83,6 +86,7 @@ def estimate_plan(plan: RunPlan, config: RunConfig, cluster: Cluster) -> RunEsti
         names=names,
         num_files=sum(len(split.files) for split in plan.splits),
         input_bytes=None if is_snapshot else input_bytes,
+        num_previous_splits=len(plan.previous_splits),
     )
 
 
@@ -104,8 +108,9 @@ def describe_cluster(
     cores: int | None,
     memory_gb: float | None,
     price_per_core_hour: float | None,
+    **others: float | None,
 ) -> Cluster:
-    """Return a cluster with the cores and the memory of this machine where they are None."""
+    """Return a cluster, with the cores and the memory of this machine where they are None."""
     folder = Path(config.run_dir).absolute()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     is_this_machine = nodes == 1 and cores is None and "://" not in config.run_dir
@@ -116,4 +121,5 @@ def describe_cluster(
         memory_gb=memory_gb or own_memory_gb,
         price_per_core_hour=price_per_core_hour,
         disk_gb=shutil.disk_usage(existing).free / 1e9 if is_this_machine else None,
+        **others,
     )

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from config_files.reader import ConfigError
 from pipeline.capacity.calibration import (
     Amounts,
@@ -21,14 +23,7 @@ from pipeline.capacity.costs import AMOUNTS, find_cost
 from pipeline.config import RunConfig
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
-from pipeline.runs.exchange import NUM_RANGES
 from pipeline.runs.run_folder import RunFolder
-
-# CPU seconds to go to one piece of one split's file of hashes, even if the piece is empty.
-#
-# Measured with benchmarks/runs/driver_scale.py on 2,000 splits. A piece is a range of hash space that a
-# partition processes at a time (pipeline/runs/exchange.py).
-OPEN_PIECE_S = 15e-6
 
 # CPU seconds of reading WARC files, by the way in which text is found, where `blocks` takes 1.
 #
@@ -151,6 +146,10 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
         fault = f"{run.run_dir}: the run is not finished; only a finished run can be a calibration"
         raise ConfigError([fault])
     split_amounts = _read_split_amounts(run)
+    totals: defaultdict[str, float] = defaultdict(float)
+    for amounts in split_amounts.values():
+        for name, amount in amounts.items():
+            totals[name] += amount
     processes: set[tuple[str, str]] = set()
     task_ids: set[tuple[str, str]] = set()
     for event in run.read_events():
@@ -175,7 +174,8 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
             # A task that is run again may be in a process that has grown with other tasks.
             peak_mb=0.0 if is_repeated else event["peak_mb"] or 0.0,
             is_first=is_first,
-            amounts=_read_task_amounts(record, split_amounts.get(event["task_id"])),
+            amounts=split_amounts.get(event["task_id"])
+            or _read_task_amounts(record, totals, run.folder(phase).summary()["task_ids"]),
             num_splits=len(run.splits),
             bytes=_sum_bytes(phase, record),
         )
@@ -184,12 +184,13 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
         raise ConfigError([fault])
 
 
-def _read_task_amounts(record: Mapping[str, Any], split_amounts: Amounts | None) -> Amounts:
-    """Return the amounts of the task's split, or for a partition what its own record counts."""
-    if split_amounts is not None:
-        return split_amounts
-    counts = record["counters"]["counts"]
-    return {amount: float(counts.get(amount, 0)) for amount in AMOUNTS}
+def _read_task_amounts(
+    record: Mapping[str, Any], totals: Amounts, num_tasks: int
+) -> Amounts:
+    """Return what the record of a partition counts, and of other amounts its share of those of all splits."""
+    counts = record.get("counters", {}).get("counts", {})
+    shares = {name: total / num_tasks for name, total in totals.items()}
+    return {name: float(counts.get(name, shares.get(name, 0.0))) for name in AMOUNTS}
 
 
 def _sum_bytes(phase: str, record: Mapping[str, Any]) -> dict[str, int]:
@@ -215,15 +216,6 @@ def _fit_phase(phase: type[Phase], samples: Sequence[_TaskSample]) -> PhaseRates
     )
 
 
-def _count_open_seconds(phase: type[Phase], num_splits: int) -> float:
-    """Return the CPU seconds in which one task opens the files of all splits.
-
-    Measured runs are small enough for one partition, and then have NUM_RANGES pieces per file.
-    """
-    num_pieces = NUM_RANGES if find_cost(phase).is_hash_partitioned else 0
-    return num_splits * (find_cost(phase).open_s + num_pieces * OPEN_PIECE_S)
-
-
 def _fit_cpu(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Line]:
     later = [sample for sample in samples if not sample.is_first] or samples
     # in order, each once
@@ -232,12 +224,8 @@ def _fit_cpu(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, Li
     for step in steps:
         amount_name = find_cost(phase).step_amount(step)
         amounts = [sample.get_amount(amount_name) for sample in later]
-        seconds: list[float] = []
-        for sample in later:
-            opening_s = _count_open_seconds(phase, sample.num_splits)
-            seconds.append(max(0.0, sample.cpu_s.get(step, 0.0) - opening_s))
+        seconds = [sample.cpu_s.get(step, 0.0) for sample in later]
         if opens_all_splits(phase):
-            # The cost per task is the opening of files, which is subtracted already.
             cpu_s[step] = Line(rate=sum(seconds) / max(1.0, sum(amounts)))
         else:
             cpu_s[step] = fit_line(amounts, seconds)
@@ -256,10 +244,11 @@ def _fit_start(
     for sample in samples:
         if not sample.is_first:
             continue
-        expected = _count_open_seconds(phase, sample.num_splits)
-        for step, line in cpu_s.items():
-            expected += line.predict(sample.get_amount(find_cost(phase).step_amount(step)))
-        extra.append(sum(sample.cpu_s.values()) - expected)
+        expected = (
+            line.predict(sample.get_amount(find_cost(phase).step_amount(step)))
+            for step, line in cpu_s.items()
+        )
+        extra.append(sum(sample.cpu_s.values()) - sum(expected))
     return max(0.0, min(extra, default=0.0))
 
 
@@ -272,18 +261,21 @@ def _fit_bytes(phase: type[Phase], samples: Sequence[_TaskSample]) -> dict[str, 
         amount_name = find_cost(phase).artifact_amount(artifact)
         amounts = [sample.get_amount(amount_name) for sample in samples]
         line = fit_line(amounts, [float(sample.bytes.get(kind, 0)) for sample in samples])
-        num_splits = samples[0].num_splits if find_cost(phase).is_hash_partitioned else 1
+        is_by_range = find_cost(phase).exchanges is not None
+        num_splits = samples[0].num_splits if is_by_range else 1
         sizes[kind] = Line(fixed=line.fixed / num_splits, rate=line.rate)
     return sizes
 
 
 def _fit_base_memory(phase: type[Phase], samples: Sequence[_TaskSample]) -> float:
     """Return the largest peak of memory in MiB, without what the phase declares to hold."""
-    held_mb = find_cost(phase).held_bytes / 2**20
-    held_amount = find_cost(phase).held_amount
-    peaks = [
-        sample.peak_mb - held_mb * sample.get_amount(held_amount) for sample in samples
-    ]
+    held = dict(find_cost(phase).holds)
+    if (rows := find_cost(phase).exchanges) is not None:
+        held[rows] = find_cost(phase).bytes_per_row
+    peaks: list[float] = []
+    for sample in samples:
+        held_bytes = sum(size * sample.get_amount(name) for name, size in held.items())
+        peaks.append(sample.peak_mb - held_bytes / 2**20)
     return max(0.0, round(max(peaks), 1))
 
 
@@ -299,20 +291,9 @@ def fit_line(amounts: Sequence[float], values: Sequence[float]) -> Line:
     if max(amounts) < 2 * min(amounts):
         return through_zero  # sizes too similar to tell fixed and rate apart
     smallest = total / len(amounts) / 100  # limits the weight of an almost empty task
-    weights = [1 / max(amount, smallest) for amount in amounts]
-    mean_amount = _weighted_mean(weights, amounts)
-    mean_value = _weighted_mean(weights, values)
-    variance = covariance = 0.0
-    for weight, amount, value in zip(weights, amounts, values, strict=True):
-        variance += weight * (amount - mean_amount) ** 2
-        covariance += weight * (amount - mean_amount) * (value - mean_value)
-    rate = covariance / variance
-    fixed = mean_value - rate * mean_amount
+    # numpy multiplies by the weights before it squares.
+    weights = np.maximum(amounts, smallest) ** -0.5
+    rate, fixed = np.polyfit(amounts, values, 1, w=weights).tolist()
     if rate < 0:
         return Line(fixed=sum(values) / len(values))
     return Line(fixed=fixed, rate=rate) if fixed > 0 else through_zero
-
-
-def _weighted_mean(weights: Sequence[float], values: Sequence[float]) -> float:
-    weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
-    return sum(weighted) / sum(weights)

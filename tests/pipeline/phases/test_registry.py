@@ -16,7 +16,7 @@ from pydantic import Field
 
 from config_files.reader import read
 from pipeline.capacity.calibration import read_calibration
-from pipeline.capacity.costs import AMOUNTS, COSTS, PhaseCost, find_cost
+from pipeline.capacity.costs import AMOUNTS, COSTS, MERGED, PhaseCost, Read, find_cost
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
@@ -140,7 +140,7 @@ def shouting(small: Small, monkeypatch: pytest.MonkeyPatch) -> Small:
     phases.insert(before_tokenize, ShoutTitles)
     monkeypatch.setattr(registry, "PHASES", tuple(phases))
     monkeypatch.setattr(run_folder, "RunConfig", ConfigWithShout)  # reads run.json
-    reads = (Annotate.documents, Select.decisions)
+    reads = (Read(Annotate.documents), Read(Select.decisions))
     monkeypatch.setitem(COSTS, ShoutTitles.name, PhaseCost("kept", reads=reads))
     return Small(small.folder, {**small.tree, "shout_titles": {"shout": {"mark": "?"}}})
 
@@ -247,8 +247,11 @@ def test_every_phase_is_declared_completely() -> None:
     for phase in registry.PHASES:
         parents = {parent.name for parent in phase.parents}
         cost = find_cost(phase)
-        assert {artifact.phase for artifact in cost.reads} <= parents
-        used = {cost.grows_with, cost.held_amount, *cost.steps.values()}
+        # A phase that merges what its tasks wrote reads its files too.
+        assert {read.artifact.phase for read in cost.reads} <= {*parents, phase.name}
+        assert {read.cut_by for read in cost.reads} <= {*names, None, MERGED}
+        used = {cost.grows_with, *cost.holds, *cost.steps.values()}
+        used |= {cost.exchanges or cost.grows_with}
         used |= {cost.artifact_amount(artifact) for artifact in phase.artifacts()}
         assert used <= AMOUNTS.keys()
         assert phase.section in RunConfig.model_fields

@@ -16,11 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.capacity.estimate import estimate
-from pipeline.capacity.fit import fit
-from pipeline.capacity.model import Cluster
 from pipeline.capacity.task_groups import divide_tasks
-from pipeline.execution.inline import InlineEngine, run_group
+from pipeline.execution.inline import run_group
 from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.phases import write_shards
 from pipeline.phases.run_plan import RunPlan
@@ -301,34 +298,3 @@ def test_many_splits_are_read_by_few_groups(
     assert size * shard_bytes <= write_shards.MAX_SCRATCH_BYTES
     if (size + 1) * shard_bytes <= write_shards.MAX_SCRATCH_BYTES:
         assert num_groups * num_splits <= write_shards.MAX_READS
-
-
-@pytest.mark.parametrize("group_tasks", [1, 3])
-def test_the_estimate_counts_the_files_that_a_run_opens(
-    three_files: Small,
-    opened: Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
-    group_tasks: int,
-) -> None:
-    """The number of files opened by write_shards is exact, with and without groups."""
-    counted = classmethod(lambda *_: group_tasks)
-    monkeypatch.setattr(WriteShards, "count_group_tasks", counted)
-    run, _ = three_files.run(**SETTINGS)
-    plan, rates = three_files.plan(**SETTINGS), fit([run])
-    phase = WriteShards(plan)
-    phase.folder.delete_records()
-    phase.folder.begin()
-    opened.clear()
-    engine = InlineEngine(plan.config.engine)
-    results = list(engine.run_tasks(phase, phase.task_ids()))
-    assert not any(result.failed for result in results)
-    found = estimate(
-        plan.config,
-        rates,
-        Cluster(nodes=1, cores=1, memory_gb=64),
-        num_files=NUM_SPLITS,
-        input_bytes=float(sum(split.num_bytes for split in plan.splits)),
-    )
-    (estimated,) = (each for each in found.phases if each.name == phase.name)
-    assert estimated.num_opened == opened["tokens.bin"] + opened["documents.arrow"]
-    assert len(results) == estimated.num_tasks
