@@ -31,6 +31,9 @@ UMASK = 0o027
 
 PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_candidates": hash_phase}
 
+# Phases with files or segments per partition of these.
+BY_PARTITION = {"fuzzy_ngrams", "fuzzy_clusters"}
+
 
 @pytest.fixture
 def umask() -> Iterator[int]:
@@ -214,7 +217,7 @@ def _partition_free_digests(run_dir: Path) -> dict[str, str]:
     return {
         name: digest
         for name, digest in digests(run_dir).items()
-        if name.split("-", maxsplit=1)[0] not in PARTITIONED
+        if name.split("-", maxsplit=1)[0] not in {*PARTITIONED, *BY_PARTITION}
     }
 
 

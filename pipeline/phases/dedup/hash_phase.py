@@ -45,7 +45,7 @@ class HashPhase(PartitionPhase):
     """A phase with one task per partition of hash space.
 
     Class attributes:
-        compared: the files by hash that it reads, of its own splits and of those of previous runs, and
+        compared: the files by hash that it reads, of this run and of previous runs, and
             the counter of their rows.
         bytes_per_row: memory that a row takes.
     """
