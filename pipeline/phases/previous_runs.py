@@ -13,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.phases.artifact import Artifact
+from pipeline.runs.exchange import name_places
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Stage
 from storage import open_store
@@ -62,6 +64,17 @@ def find_unfinished(run: RunFolder, phase: str) -> Iterator[str]:
     """Yield a fault if the phase is not complete in a previous run."""
     if not run.has_finished(phase):
         yield f"its {phase} is not finished; run it to its end first"
+
+
+def find_unreadable(run: RunFolder, artifact: Artifact) -> Iterator[str]:
+    """Yield a fault if a previous run does not have the files of an artifact, and the places of their segments."""
+    name = artifact.phase
+    faults = list(find_unfinished(run, name))
+    if not faults and not run.folder(name).is_done(name_places(artifact)):
+        faults.append(
+            f"its {name} was written by an earlier version of this program; run that config again"
+        )
+    yield from faults
 
 
 def find_other_version(

@@ -150,13 +150,14 @@ def write_places(
     places = np.zeros((num_segments, len(of_task)), PLACE)
     for index, each in enumerate(of_task):
         places[: len(each), index] = each
-    name = _name_places(artifact)
+    name = name_places(artifact)
     with folder.commit(name) as output:
         places.tofile(output.path(f"{name}.bin"))
         output.record = {"entry": list(task_ids)}
 
 
-def _name_places(artifact: SegmentedArtifact) -> str:
+def name_places(artifact: SegmentedArtifact) -> str:
+    """Return the id of the commit with the places of an artifact."""
     return f"places_of_{artifact.kind}"
 
 
@@ -287,7 +288,7 @@ class ExchangedFiles:
         self, folder: PhaseFolder, task_ids: Sequence[str], first: int, end: int
     ) -> NDArray[Any]:
         """Return the places of segments of some tasks, (number of segments, number of tasks) PLACE."""
-        name = _name_places(self.artifact)
+        name = name_places(self.artifact)
         listed = folder.record(name)["entry"]
         row_bytes = len(listed) * PLACE.itemsize
         with folder.open(f"{name}.bin") as file:

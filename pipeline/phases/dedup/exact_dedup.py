@@ -22,7 +22,11 @@ from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.hash_phase import FindingPhase
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
-from pipeline.phases.previous_runs import find_other_version, find_unfinished
+from pipeline.phases.previous_runs import (
+    find_other_version,
+    find_unfinished,
+    find_unreadable,
+)
 from pipeline.runs.exchange import (
     ExchangedFiles,
     Partition,
@@ -133,7 +137,7 @@ class ExactDedup(FindingPhase):
             ours = config.exact_dedup.model_dump()
             yield f"its exact_dedup is {found}, ours is {ours}; set them to the same value"
         else:
-            yield from find_unfinished(run, ExactHashes.name)
+            yield from find_unreadable(run, ExactHashes.contents)
         yield from find_unfinished(run, Extract.name)
         yield from find_other_version(run, Extract.name, ParagraphHashes)
 

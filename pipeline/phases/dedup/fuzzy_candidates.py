@@ -26,7 +26,11 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.hash_phase import HashPhase
 from pipeline.phases.phase import PartitionPhase
-from pipeline.phases.previous_runs import find_other_version, find_unfinished
+from pipeline.phases.previous_runs import (
+    find_other_version,
+    find_unfinished,
+    find_unreadable,
+)
 from pipeline.runs.exchange import (
     ExchangedFiles,
     Partition,
@@ -124,7 +128,7 @@ class FuzzyCandidates(HashPhase):
                 "run it again with annotate.minhash: {...}"
             )
             return
-        yield from find_unfinished(run, Annotate.name)
+        yield from find_unreadable(run, Annotate.bands)
         yield from find_unfinished(run, "fuzzy_dedup")
         yield from find_other_version(run, Annotate.name, MinHash)
         yield from _compare_minhash(ours, theirs, config.fuzzy_dedup.rule is not None)

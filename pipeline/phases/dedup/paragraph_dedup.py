@@ -27,7 +27,7 @@ from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.exact_dedup import ExactDedup
 from pipeline.phases.dedup.hash_phase import FindingPhase, Prepare, mask_rows
 from pipeline.phases.extract import Extract, select_distinct
-from pipeline.phases.previous_runs import find_other_version, find_unfinished
+from pipeline.phases.previous_runs import find_other_version, find_unreadable
 from pipeline.runs.exchange import (
     ExchangedFiles,
     Partition,
@@ -73,7 +73,7 @@ class ParagraphDedup(FindingPhase):
     def check_previous_run(cls, config: RunConfig, run: RunFolder) -> Iterator[str]:
         """Yield the reasons why paragraphs cannot be compared."""
         if config.paragraph_dedup.keep != "keep_all":
-            yield from find_unfinished(run, Extract.name)
+            yield from find_unreadable(run, Extract.distinct_hashes)
             yield from find_other_version(run, Extract.name, ParagraphHashes)
 
     def task_ids(self) -> list[str]:

@@ -28,7 +28,7 @@ from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.hash_phase import FindingPhase, mask_rows
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
-from pipeline.phases.previous_runs import find_unfinished
+from pipeline.phases.previous_runs import find_unreadable
 from pipeline.runs.exchange import (
     NUM_RANGES,
     Partition,
@@ -197,7 +197,7 @@ class SubstringDedup(FindingPhase):
                 "set min_words to the same number"
             )
         else:
-            yield from find_unfinished(run, SubstringHashes.name)
+            yield from find_unreadable(run, SubstringHashes.windows)
 
     def find(self, part: Partition) -> Sequence[pa.RecordBatch]:
         """Return the windows of each split that an earlier document has."""

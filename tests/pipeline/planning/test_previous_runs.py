@@ -370,6 +370,23 @@ def test_previous_runs_with_other_settings_are_refused(months: Small) -> None:
         )
 
 
+def test_a_previous_run_of_an_earlier_version_is_refused_before_anything_runs(
+    months: Small,
+) -> None:
+    """Its files of hashes have no segments."""
+    first, _ = months.run("2026-10", **make_input(months, "first"))
+    for phase, kind in (("extract", "distinct_hashes"), ("annotate", "bands")):
+        first.folder(phase).path(f"done/places_of_{kind}.json").unlink()
+    with pytest.raises(ConfigError) as error:
+        months.plan(
+            "2026-11", **make_input(months, "second"), previous_runs=[str(first.run_dir)]
+        )
+    assert [fault.partition("; ")[0] for fault in error.value.faults] == [
+        f"previous_runs: {first.run_dir}: its {phase} was written by an earlier version of this program"
+        for phase in ("extract", "annotate")
+    ]
+
+
 def test_unusable_previous_runs_are_reported_at_once(months: Small) -> None:
     """Missing, unfinished, repeated or older runs, and the run itself, are faults."""
     first, _ = months.run("2026-10", **make_input(months, "first"))
