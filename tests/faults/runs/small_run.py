@@ -37,8 +37,8 @@ from tests.stages.examples import tiny_lid
 NUM_DOCUMENTS, DOCUMENTS_PER_FILE = 100, 50
 
 # The phases of the run that write files. Without `keep_top`, `select.score` and `select.mix`, three
-# are off.
-OFF = ("signal_percentiles", "percentiles", "mix_percentiles")
+# are off, and one task can merge all pairs of near-duplicates.
+OFF = ("fuzzy_ranges", "signal_percentiles", "percentiles", "mix_percentiles")
 PHASES = tuple(name for name in registry.list_phase_names() if name not in OFF)
 
 RUN_TIMEOUT_S = 240.0

@@ -117,7 +117,7 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
         (
             90_000,
             BUSY,
-            [IN_BUCKET, "write_shards.shard_tokens=500000"],
+            [IN_BUCKET, "write_shards.shard_tokens=100000"],
             "of them in write_shards; raise write_shards.shard_tokens",
         ),
         (
