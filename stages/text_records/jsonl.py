@@ -55,14 +55,15 @@ def read_rows(
         _read_line(window)  # up to the end of the line that begins before this part
     number = 0
     while (line := _next_line(window, number, stop)) is not None:
-        if line.content == b"":
+        is_blank = line.content is not None and not line.content.strip()
+        if is_blank:
             number += _skip_blank_lines(window)
         window.begin_item()
         number += 1
         if line.content is None:
             detail = f"the line has {line.num_bytes:,} bytes"
             yield BrokenRow(line.position, "text.row_too_large", detail, line.num_bytes)
-        elif line.content.strip():
+        elif not is_blank:
             yield parse_line(line.content, line.position, names)
     if (fault := window.fault) is not None:
         is_cut = fault.cause == "warc.truncated"
