@@ -50,8 +50,9 @@ NUM_RANGES = 2**8
 # requests cost 0.80 $ and take 50,000 s of latency, which all tasks share.
 MAX_READS = 2**21
 
-# Local scratch of a task, at most, even if that takes more reads: KubeRay's pods have 50 GiB.
-MAX_SCRATCH_BYTES = 2**35
+# Local scratch of a task, at most, even if that takes more reads. A phase that reaches it has a few
+# hundred tasks, so a machine of a large cluster runs few of them at a time.
+MAX_SCRATCH_BYTES = 2**36
 
 # Rows of a chunk, on average: 16 MB of hashes and ids.
 ROWS_PER_CHUNK = 2**20

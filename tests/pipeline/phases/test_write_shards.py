@@ -279,7 +279,7 @@ def test_more_memory_reads_more_shards_at_once(
 @pytest.mark.parametrize(
     ("num_splits", "num_shards", "num_slots", "expected"),
     [
-        (10_000, 26_304, 4_800, 68),  # as many as the disk holds
+        (10_000, 52_608, 4_800, 137),  # as many as the disk holds
         (10_000, 5_000, 4_800, 24),  # 2**21 openings
         (1_000, 5_000, 4_800, 3),
         (1_000, 1_000, 4_800, 1),
