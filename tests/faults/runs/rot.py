@@ -35,6 +35,7 @@ from tests.pipeline.sample_crawl.invented import make_crawl
 READ_FILES = (
     ("extract", "*.documents.parquet"),
     ("extract", "*.hashes.arrow"),
+    ("extract", "places_of_distinct_hashes.bin"),
     ("exact_hashes", "*.contents.arrow"),
     ("exact_dedup", "exact_dedup.arrow"),
     ("paragraph_dedup", "*.repeated.arrow"),
