@@ -22,6 +22,7 @@ from pipeline.phases.dedup.fuzzy_candidates import (
     BYTES_PER_BAND_HASH,
     FuzzyCandidates,
     FuzzyNgrams,
+    Rule,
 )
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
@@ -118,6 +119,9 @@ RECORD_S = 60e-6
 
 # As `cut_by`: a file that `finish` writes, with a part for each task that reads it.
 MERGED = "finish"
+# As `cut_by`: the n-grams of single documents, one request each, and the share of the documents with
+# near-duplicates that are in a cluster of three or more. An assumption, not measured.
+SINGLE_SETS, LARGER_CLUSTERS = "single sets", 0.5
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,8 @@ class Read:
 
     Attributes:
         artifact: the file.
-        cut_by: the phase whose tasks are ranges of the file, or MERGED. None: each task reads the
-            file of its split, from its start to its end.
+        cut_by: the phase whose tasks are ranges of the file, or MERGED, or SINGLE_SETS. None: each task
+            reads the file of its split, from its start to its end.
         gets: requests per range. Of a whole file, None: those of a sequential read.
         small_columns_of: the amount of the rows, where only columns without the text are read.
     """
@@ -227,6 +231,8 @@ def _count_merged_ranges(config: RunConfig, amounts: Mapping[str, float]) -> int
 def _is_read(read: Read, phase: type[Phase], config: RunConfig) -> bool:
     if read.artifact is Extract.hashes and phase is ExactHashes:
         return config.exact_dedup is not None and config.exact_dedup.by == "text"
+    if read.cut_by == SINGLE_SETS:
+        return Rule.from_config(config) is not None
     return read.artifact is not Extract.hashes or config.paragraph_dedup.keep != "keep_all"
 
 
@@ -317,7 +323,10 @@ COSTS: dict[str, PhaseCost] = {
     "fuzzy_dedup": PhaseCost(
         "clustered",
         holds={"clustered": 100},
-        reads=(Read(FuzzyMerge.clusters, MERGED, GETS_PER_MERGED_FILE),),
+        reads=(
+            Read(FuzzyMerge.clusters, MERGED, GETS_PER_MERGED_FILE),
+            Read(Annotate.ngrams, SINGLE_SETS),
+        ),
         count_tasks=lambda _, amounts: max(1, amounts["clustered"] / MAX_MEMBERS_PER_TASK),
     ),
     "signal_percentiles": PhaseCost("scored", reads=(_SCORES,)),

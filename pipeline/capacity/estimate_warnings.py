@@ -160,11 +160,15 @@ def _check_requests(found: RunEstimate) -> Iterator[str]:
     largest = max(found.phases, key=lambda phase: phase.request_price)
     if found.request_price > MAX_REQUEST_PRICE:
         is_upload = costs.PUT_PRICE * largest.num_puts > largest.request_price / 2
-        is_split = largest.name != "write_shards" or not is_upload
+        remedy = "raise input.files_per_split"
+        if largest.name == "write_shards" and is_upload:
+            remedy = "raise write_shards.shard_tokens"
+        elif largest.name == "fuzzy_dedup":
+            remedy = "drop equal documents first (exact_dedup.by: text), or set fuzzy_dedup.rule to null"
         yield (
             f"requests to the object store cost {found.request_price:,.0f} $, "
             f"{largest.request_price:,.0f} of them in {largest.name}; "
-            f"raise {'input.files_per_split' if is_split else 'write_shards.shard_tokens'}"
+            f"{remedy}"
         )
     for phase in found.phases:
         hours = phase.num_gets / costs.MAX_GETS_PER_S / 3600

@@ -514,6 +514,11 @@ class CostModel:
         num_bytes = self._estimate_written(parent)[read.artifact.kind]
         if read.cut_by == costs.MERGED:
             traffic.gets += num_tasks * (read.gets or 0)
+        elif read.cut_by == costs.SINGLE_SETS:
+            num_gets = costs.LARGER_CLUSTERS * self.amounts["clustered"]
+            traffic.gets += num_gets
+            traffic.parallel_gets += num_gets
+            num_bytes *= num_gets / self.amounts["scored"]
         elif read.cut_by is not None:
             cutter = registry.find_phase(read.cut_by)
             num_own, num_sources = self.count_splits_per_range(cutter)

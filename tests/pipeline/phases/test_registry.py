@@ -16,7 +16,15 @@ from pydantic import Field
 
 from config_files.reader import read
 from pipeline.capacity.calibration import read_calibration
-from pipeline.capacity.costs import AMOUNTS, COSTS, MERGED, PhaseCost, Read, find_cost
+from pipeline.capacity.costs import (
+    AMOUNTS,
+    COSTS,
+    MERGED,
+    SINGLE_SETS,
+    PhaseCost,
+    Read,
+    find_cost,
+)
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
 from pipeline.capacity.model import Cluster
@@ -249,7 +257,7 @@ def test_every_phase_is_declared_completely() -> None:
         cost = find_cost(phase)
         # A phase that merges what its tasks wrote reads its files too.
         assert {read.artifact.phase for read in cost.reads} <= {*parents, phase.name}
-        assert {read.cut_by for read in cost.reads} <= {*names, None, MERGED}
+        assert {read.cut_by for read in cost.reads} <= {*names, None, MERGED, SINGLE_SETS}
         used = {cost.grows_with, *cost.holds, *cost.steps.values()}
         used |= {cost.exchanges or cost.grows_with}
         used |= {cost.artifact_amount(artifact) for artifact in phase.artifacts()}
