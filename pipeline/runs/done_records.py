@@ -17,7 +17,6 @@ from storage.errors import DamagedFile
 from storage.json_schema import (
     SHA256,
     Anything,
-    Array,
     Integer,
     Object,
     Schema,
@@ -55,7 +54,7 @@ _DONE_RECORD = Object(
         "counters": _COUNTERS,
         "digest": SHA256,
     },
-    optional={"entry": Anything(), "starts": Array(Integer())},
+    optional={"entry": Anything()},
 )
 
 _SUMMARY = Object(

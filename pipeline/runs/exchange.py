@@ -323,15 +323,15 @@ def read_file(
         yield from SegmentRange(folder, name, part).read(artifact.schema)
 
 
-def read_segment(source: pa.NativeFile, index: int) -> pa.RecordBatch:
-    """Return one segment of a file, and close the file."""
+def read_batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:
+    """Return one record batch of an Arrow file, and close the file."""
     with source:
         return pa.ipc.open_file(source).get_batch(index)
 
 
 def read_around(source: pa.NativeFile, number: int) -> pa.RecordBatch:
     """Return the rows of a file by hash that have this hash, and close the file."""
-    rows = read_segment(source, number >> 56)
+    rows = read_batch(source, number >> 56)
     hashes = rows.column(0).to_numpy()
     start, end = (
         int(np.searchsorted(hashes, np.uint64(number), side)) for side in ("left", "right")

@@ -32,6 +32,7 @@ from pipeline.runs.exchange import (
     Partition,
     SegmentWriter,
     join_batches,
+    read_batch,
     write_by_hash,
 )
 from pipeline.runs.run_folder import RunFolder
@@ -184,9 +185,4 @@ class ExactDedup(FindingPhase):
         """Return the documents of a split to drop, as COPIES; none where the phase is off."""
         if self.config.exact_dedup is None:
             return pa.record_batch([pa.nulls(0, f.type) for f in COPIES], schema=COPIES)
-        return _read_batch(self.folder.open(self.copies.file_name), split.index)
-
-
-def _read_batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:
-    with source:
-        return pa.ipc.open_file(source).get_batch(index)
+        return read_batch(self.folder.open(self.copies.file_name), split.index)

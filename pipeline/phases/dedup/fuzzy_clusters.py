@@ -113,9 +113,3 @@ def open_ngrams(phase: PartitionPhase) -> NgramReader:
     return NgramReader(
         [(folder, Annotate.ngrams.file_name(key)) for folder, key in sources]
     )
-
-
-def read_batch(source: pa.NativeFile, index: int) -> pa.RecordBatch:
-    """Return one record batch of an Arrow file, and close the file."""
-    with source:
-        return pa.ipc.open_file(source).get_batch(index)

@@ -24,10 +24,10 @@ from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.fuzzy_candidates import Rule
-from pipeline.phases.dedup.fuzzy_clusters import open_ngrams, read_batch
+from pipeline.phases.dedup.fuzzy_clusters import open_ngrams
 from pipeline.phases.dedup.merge_clusters import FuzzyMerge
 from pipeline.phases.phase import PartitionPhase
-from pipeline.runs.exchange import name_partitions
+from pipeline.runs.exchange import name_partitions, read_batch
 from pipeline.runs.ngram_sets import count_ngrams
 from stages.contract import Counters
 from stages.dedup.candidate_groups import are_large, count_compared, divide_groups

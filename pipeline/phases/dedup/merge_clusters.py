@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.fuzzy_candidates import Rule
-from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters, read_batch
+from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.hash_phase import HashPhase, Prepare
 from pipeline.phases.dedup.merge_forests import (
     CLUSTERS,
@@ -40,6 +40,7 @@ from pipeline.runs.exchange import (
     count_partitions,
     join_batches,
     name_partitions,
+    read_batch,
 )
 from stages.contract import Counters
 
