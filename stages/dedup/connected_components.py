@@ -7,7 +7,7 @@ nor on the order in which these are merged. The root of a component is its lowes
     documents, starts = group_equal_hashes(hashes, documents)      # [10, 30, 10, 20], [0, 2, 4]
     pairs = pair_with_first(documents, starts)                     # [[10, 30], [10, 20]]
     parents = np.zeros(40, np.uint64)
-    unite(parents, pairs[find_forest(pairs)])
+    unite(parents, pairs)
     replace_by_roots(parents)                                      # parents[20] = parents[30] = 10
 """
 
@@ -67,16 +67,6 @@ def select_groups(
     sizes = np.diff(starts)
     is_member = np.repeat(is_selected, sizes)
     return members[is_member], np.append(0, np.cumsum(sizes[is_selected]))
-
-
-def find_forest(pairs: Pairs) -> NDArray[np.bool_]:
-    """Return whether each pair is in a spanning forest: those that close a cycle are not, (n,).
-
-    A forest has fewer pairs than documents.
-    """
-    documents = np.unique(pairs)
-    positions = np.searchsorted(documents, pairs).astype(np.uint64)
-    return unite(np.zeros(len(documents), np.uint64), positions)
 
 
 @compiled

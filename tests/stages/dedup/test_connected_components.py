@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.dedup.connected_components import (
-    find_forest,
     group_equal_hashes,
     merge_sorted,
     pair_with_first,
@@ -57,7 +56,7 @@ def test_forests_merge_to_the_components_of_all_pairs(
 ) -> None:
     """For any distribution of the pairs over forests, and any order of merging."""
     parts = [
-        part[find_forest(part)]
+        part[unite(np.zeros(NUM_NODES, np.uint64), part)]
         for part in (array(pairs[i::num_parts]) for i in range(num_parts))
     ]
     random.shuffle(parts)
@@ -88,7 +87,7 @@ def test_a_forest_has_one_pair_less_than_each_component_has_documents(
     pairs: list[tuple[int, int]],
 ) -> None:
     """It connects the same documents as all pairs, without a cycle."""
-    forest = array(pairs)[find_forest(array(pairs))]
+    forest = array(pairs)[unite(np.zeros(NUM_NODES, np.uint64), array(pairs))]
     labels = label_components(pairs)
     assert len(forest) == NUM_NODES - len(set(labels))
     assert label_components([(int(a), int(b)) for a, b in forest]) == labels
