@@ -9,9 +9,9 @@ The plan, the phase folders, the done-records, the sums and the merges are real.
 a few splits of two pages each are run for real, and their outputs are linked as the outputs of all other splits. So
 the figures grow with the number of splits and not with the amount of text, and files are read from the page cache.
 Rows that start with `task` are not work of the driver: they show how long one task takes to open the files of all
-splits. `--ray` measures what the engine on Ray adds, with tasks that do nothing and the event log. `--slots` starts a
-Ray with so many CPUs, and measures the time until a task runs on each of them: with one Ray task of Ray Data per task,
-and as the engine does it. In the first of three rounds Ray starts the processes.
+splits. `--ray` measures what the engine on Ray adds, with tasks that do nothing and the event log. `--slots N` starts a
+Ray with N CPUs, and measures the time until a task runs on each CPU. It measures this twice: with one Ray task of Ray
+Data for each task, and with the engine. There are three rounds; in the first one, Ray starts the processes.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ FORESTS_PER_PAIR = 10
 
 NUM_SPLITS = 100
 
-# Memory of a task in MiB: one task can merge all pairs, and as many as the default allows.
+# Memory of a task in MiB: enough for one task to hold all pairs; and the default of the config.
 ALL_MB = 2**20
 DEFAULT_MB = 2000
 
@@ -65,7 +65,7 @@ def make_clusters(num_pairs: int) -> Iterator[NDArray[np.uint64]]:
     for size in sizes.tolist():
         members = ids[first : first + num_clusters * size].reshape(num_clusters, size)
         first += members.size
-        # Each document with the one before it, so that a cluster is a chain.
+        # Pair each document with the one before it, so that a cluster is a chain.
         yield np.stack([members[:, :-1], members[:, 1:]], axis=2).reshape(-1, 2)
 
 

@@ -139,7 +139,7 @@ class Phase(ABC):
     def count_group_tasks(
         cls, config: RunConfig, num_splits: int, num_tasks: int, num_slots: int
     ) -> int | None:
-        """Return how many consecutive tasks one process reads the input of at once; None: of each alone.
+        """Return how many consecutive tasks share one read of their input; None: each task reads alone.
 
         Args:
             config: the run's config.

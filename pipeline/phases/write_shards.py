@@ -171,7 +171,7 @@ class WriteShards(PartitionPhase):
 
     @contextlib.contextmanager
     def _read_shards(self, shards: range) -> Generator[Callable[[int], Rows]]:
-        """Read the documents of consecutive shards; provide a function that returns those of each shard, once."""
+        """Read the documents of consecutive shards. Provide a function that is called once for each shard, in order."""
         bounds = [2**64 * k // self.num_shards for k in (*shards, shards.stop)]
         ranges = dict(zip(shards, pairwise(bounds), strict=True))
         tokenized = self.plan.folder(TokenizeDocuments.name)

@@ -47,7 +47,7 @@ class FuzzyClusters(PartitionPhase):
     version = 3
     parents = (Annotate, FuzzyCandidates, FuzzyNgrams)
 
-    # by hash of the lowest document of each tree
+    # sorted by the hash of the lowest document of each tree
     forest = Artifact("forest.arrow", FOREST, last_use="run", has_segments=True)
 
     def task_ids(self) -> list[str]:

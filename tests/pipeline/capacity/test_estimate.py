@@ -235,7 +235,7 @@ def test_splits_of_previous_runs_are_read_by_every_exchange() -> None:
 
 
 def test_band_hashes_grow_with_documents() -> None:
-    """Each document that annotate keeps has 16. A long text has no more."""
+    """Each document that annotate keeps has 16 band hashes, however long its text is."""
     amounts = estimate_snapshot(1000).amounts
     assert amounts["band_hashes"] == pytest.approx(16 * amounts["scored"])
 

@@ -32,7 +32,7 @@ def test_all_tasks_are_in_groups_in_order(
 def test_only_tasks_that_read_together_share_a_group(
     small: Small, phase: type[Extract | WriteShards], size: int
 ) -> None:
-    """Every other task is lost and repeated alone."""
+    """A process that dies with any other task loses only this task."""
     plan = small.plan(write_shards={"shard_tokens": 16_000_000})
     groups = divide_tasks(phase(plan), TASK_IDS, num_slots=2)
     assert {len(group) for group in groups} == {size}

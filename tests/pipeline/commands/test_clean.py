@@ -74,7 +74,7 @@ def finished(
 
 @pytest.fixture
 def copied(finished: RunConfig, tmp_path: Path) -> RunConfig:
-    """The config of a copy of the finished run."""
+    """Return the config of a copy of the finished run, which a test may change."""
     shutil.copytree(finished.run_dir, tmp_path / "run", symlinks=True)
     return finished.model_copy(update={"run_dir": str(tmp_path / "run")})
 
