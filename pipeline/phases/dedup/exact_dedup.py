@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact, MergedArtifact
-from pipeline.phases.dedup.hash_phase import FindingPhase
+from pipeline.phases.dedup.hash_phase import FindingPhase, SplitHashes
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import (
     find_other_version,
     find_unfinished,
@@ -59,28 +58,18 @@ COPIES = pa.schema(
 _SPLITS_PER_READ = 64
 
 
-class ExactHashes(PartitionPhase):
+class ExactHashes(SplitHashes):
     """Hash the content of every document."""
 
     name = "exact_hashes"
     section = "exact_dedup"
     version = 1
     parents = (Extract,)
-    task_kind = "splits"
-    depends_on_all_splits = False
 
     # by hash
     contents = Artifact(
         "contents.arrow", CONTENTS, last_use="previous_runs", has_segments=True
     )
-
-    def task_ids(self) -> list[str]:
-        """Return the keys of the splits; none where the phase is off."""
-        return (
-            []
-            if self.config.exact_dedup is None
-            else [split.key for split in self.plan.splits]
-        )
 
     def run(self, task_id: str) -> None:
         """Write the hash of each document's content."""

@@ -41,6 +41,18 @@ from stages.contract import Counters
 Prepare: TypeAlias = Callable[[int, pa.RecordBatch], pa.RecordBatch]
 
 
+class SplitHashes(PartitionPhase):
+    """A phase that writes the hashes of each split, which a `HashPhase` compares."""
+
+    task_kind = "splits"
+    depends_on_all_splits = False
+
+    def task_ids(self) -> list[str]:
+        """Return the keys of the splits; none where the phase is off."""
+        is_enabled = self.is_enabled(self.config)
+        return [split.key for split in self.plan.splits] if is_enabled else []
+
+
 class HashPhase(PartitionPhase):
     """A phase with one task per partition of hash space.
 

@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.artifact import Artifact
-from pipeline.phases.dedup.hash_phase import FindingPhase, mask_rows
+from pipeline.phases.dedup.hash_phase import FindingPhase, SplitHashes, mask_rows
 from pipeline.phases.extract import Extract
-from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import find_unreadable
 from pipeline.runs.exchange import (
     NUM_RANGES,
@@ -68,26 +67,18 @@ WINDOWS = pa.schema(
 REPEATED = pa.schema([WINDOWS.field("record"), WINDOWS.field("word")])
 
 
-class SubstringHashes(PartitionPhase):
+class SubstringHashes(SplitHashes):
     """Hash all windows of words of every document."""
 
     name = "substring_hashes"
     section = "substring_dedup"
     version = 3
     parents = (Extract,)
-    task_kind = "splits"
-    depends_on_all_splits = False
 
     # by hash
     windows = Artifact(
         "windows.arrow", WINDOWS, last_use="previous_runs", has_segments=True
     )
-
-    def task_ids(self) -> list[str]:
-        """Return the keys of the splits; none where the phase is off."""
-        if self.config.substring_dedup is None:
-            return []
-        return [split.key for split in self.plan.splits]
 
     def run(self, task_id: str) -> None:
         """Write the windows of the documents of one split."""
