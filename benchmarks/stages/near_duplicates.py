@@ -31,6 +31,7 @@ from benchmarks.frame import finish, make_parser
 from pipeline.config import load
 from pipeline.execution.engine import PhaseStarted, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
+from pipeline.phases import registry
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import make_plan
@@ -43,7 +44,11 @@ MEMORY_MB = 1000
 WARM_DOCUMENTS = 1000
 
 # The phases that near-duplicates need, and what annotate does for them.
-FUZZY_PHASES = ("annotate", "fuzzy_clusters", "fuzzy_dedup")
+FUZZY_PHASES = tuple(
+    phase.name
+    for phase in registry.PHASES
+    if phase.name == "annotate" or phase.section == "fuzzy_dedup"
+)
 
 CONFIG = """
 run_dir: {folder}/run

@@ -22,13 +22,12 @@ from pipeline.phases.dedup.fuzzy_candidates import (
     BYTES_PER_BAND_HASH,
     FuzzyCandidates,
     FuzzyNgrams,
-    Rule,
 )
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.fuzzy_members import FuzzyMemberNgrams, FuzzyMembers
 from pipeline.phases.dedup.merge_clusters import (
     BYTES_PER_PAIR,
-    MAX_MEMBERS_PER_TASK,
     FuzzyMerge,
     FuzzyRanges,
 )
@@ -119,9 +118,9 @@ RECORD_S = 60e-6
 
 # As `cut_by`: a file that `finish` writes, with a part for each task that reads it.
 MERGED = "finish"
-# As `cut_by`: the n-grams of single documents, one request each, and the share of the documents with
-# near-duplicates that are in a cluster of three or more. An assumption, not measured.
-SINGLE_SETS, LARGER_CLUSTERS = "single sets", 0.5
+# The share of the documents with near-duplicates that are in a cluster of three or more, and the bytes of the
+# n-grams of a document of a WET file, 0.65 per character. Assumptions, where they were not measured.
+LARGER_CLUSTERS, SET_BYTES = 0.5, 3_600
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Read:
 
     Attributes:
         artifact: the file.
-        cut_by: the phase whose tasks are ranges of the file, or MERGED, or SINGLE_SETS. None: each task
+        cut_by: the phase whose tasks are ranges of the file, or MERGED. None: each task
             reads the file of its split, from its start to its end.
         gets: requests per range. Of a whole file, None: those of a sequential read.
         small_columns_of: the amount of the rows, where only columns without the text are read.
@@ -231,8 +230,6 @@ def _count_merged_ranges(config: RunConfig, amounts: Mapping[str, float]) -> int
 def _is_read(read: Read, phase: type[Phase], config: RunConfig) -> bool:
     if read.artifact is Extract.hashes and phase is ExactHashes:
         return config.exact_dedup is not None and config.exact_dedup.by == "text"
-    if read.cut_by == SINGLE_SETS:
-        return Rule.from_config(config) is not None
     return read.artifact is not Extract.hashes or config.paragraph_dedup.keep != "keep_all"
 
 
@@ -293,7 +290,6 @@ COSTS: dict[str, PhaseCost] = {
     ),
     "fuzzy_ngrams": PhaseCost(
         "left",
-        holds={"left": 0.65},
         reads=(Read(FuzzyCandidates.wanted, "fuzzy_candidates"), Read(Annotate.ngrams)),
         assumed={"sets": Line(rate=0.65 * 16 * SHARED_BANDS)},
     ),
@@ -320,14 +316,24 @@ COSTS: dict[str, PhaseCost] = {
         reads=(Read(FuzzyRanges.forest, MERGED, NUM_RANGES),),
         count_tasks=lambda *_: 1,
     ),
+    "fuzzy_members": PhaseCost(
+        "clustered",
+        reads=(Read(FuzzyMerge.clusters, MERGED, GETS_PER_MERGED_FILE),),
+        assumed={"wanted": Line(rate=8 * LARGER_CLUSTERS)},
+    ),
+    "fuzzy_member_ngrams": PhaseCost(
+        "clustered",
+        reads=(Read(FuzzyMembers.wanted, "fuzzy_members"), Read(Annotate.ngrams)),
+        assumed={"sets": Line(rate=SET_BYTES * LARGER_CLUSTERS)},
+    ),
     "fuzzy_dedup": PhaseCost(
         "clustered",
         holds={"clustered": 100},
         reads=(
             Read(FuzzyMerge.clusters, MERGED, GETS_PER_MERGED_FILE),
-            Read(Annotate.ngrams, SINGLE_SETS),
+            Read(FuzzyMemberNgrams.sets, "fuzzy_members"),
         ),
-        count_tasks=lambda _, amounts: max(1, amounts["clustered"] / MAX_MEMBERS_PER_TASK),
+        uses_scratch=True,
     ),
     "signal_percentiles": PhaseCost("scored", reads=(_SCORES,)),
     "percentiles": _FILTERED,

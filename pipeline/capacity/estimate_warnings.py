@@ -163,8 +163,6 @@ def _check_requests(found: RunEstimate) -> Iterator[str]:
         remedy = "raise input.files_per_split"
         if largest.name == "write_shards" and is_upload:
             remedy = "raise write_shards.shard_tokens"
-        elif largest.name == "fuzzy_dedup":
-            remedy = "drop equal documents first (exact_dedup.by: text), or set fuzzy_dedup.rule to null"
         yield (
             f"requests to the object store cost {found.request_price:,.0f} $, "
             f"{largest.request_price:,.0f} of them in {largest.name}; "

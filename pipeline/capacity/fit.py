@@ -150,6 +150,7 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
     for amounts in split_amounts.values():
         for name, amount in amounts.items():
             totals[name] += amount
+    totals.update(_read_partition_amounts(run))
     processes: set[tuple[str, str]] = set()
     task_ids: set[tuple[str, str]] = set()
     for event in run.read_events():

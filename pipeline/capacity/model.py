@@ -19,7 +19,13 @@ from pipeline.phases import registry
 from pipeline.phases.artifact import MergedArtifact
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams, Rule
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
-from pipeline.phases.dedup.merge_clusters import FuzzyMerge
+from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.fuzzy_members import FuzzyMemberNgrams, FuzzyMembers
+from pipeline.phases.dedup.merge_clusters import (
+    MEMBERS_PER_BATCH,
+    FuzzyMerge,
+    count_tasks,
+)
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
@@ -364,9 +370,16 @@ class CostModel:
             return math.ceil(cost.count_tasks(self.config, self.amounts))
         if cost.exchanges is not None:
             return self.count_ranges(phase)
-        if phase is FuzzyNgrams:
-            has_rule = Rule.from_config(self.config) is not None
-            return (self.num_splits + self.num_previous_splits) * has_rule
+        num_sources = self.num_splits + self.num_previous_splits
+        has_rule = Rule.from_config(self.config) is not None
+        if phase in (FuzzyNgrams, FuzzyMemberNgrams):
+            return num_sources * has_rule
+        if phase in (FuzzyMembers, FuzzyDedup):
+            clustered = self.amounts["clustered"]
+            num_batches = max(1, math.ceil(clustered / MEMBERS_PER_BATCH))
+            ngram_bytes = clustered * costs.SET_BYTES * has_rule
+            is_empty = phase is FuzzyMembers and not has_rule
+            return 0 if is_empty else count_tasks(num_batches, num_sources, ngram_bytes)
         return self.num_splits
 
     def count_ranges(self, phase: type[Phase]) -> int:
@@ -392,8 +405,9 @@ class CostModel:
         num_own = self.num_splits
         if phase is ParagraphDedup:
             num_own = min(num_own, self.config.paragraph_dedup.group_splits or num_own)
-        # The n-grams of fuzzy_clusters were sent to the ranges of fuzzy_candidates.
-        reader = FuzzyCandidates if phase is FuzzyClusters else phase
+        # The n-grams of these come from the splits of fuzzy_candidates.
+        receives = phase in (FuzzyClusters, FuzzyMembers, FuzzyDedup)
+        reader = FuzzyCandidates if receives else phase
         reads_previous = reader.phases_read_in_previous_runs(self.config)
         return num_own, num_own + (self.num_previous_splits if reads_previous else 0)
 
@@ -514,11 +528,6 @@ class CostModel:
         num_bytes = self._estimate_written(parent)[read.artifact.kind]
         if read.cut_by == costs.MERGED:
             traffic.gets += num_tasks * (read.gets or 0)
-        elif read.cut_by == costs.SINGLE_SETS:
-            num_gets = costs.LARGER_CLUSTERS * self.amounts["clustered"]
-            traffic.gets += num_gets
-            traffic.parallel_gets += num_gets
-            num_bytes *= num_gets / self.amounts["scored"]
         elif read.cut_by is not None:
             cutter = registry.find_phase(read.cut_by)
             num_own, num_sources = self.count_splits_per_range(cutter)

@@ -40,6 +40,8 @@ PHASES_WITHOUT_SECTION = frozenset(
         "fuzzy_clusters",
         "fuzzy_ranges",
         "fuzzy_merge",
+        "fuzzy_members",
+        "fuzzy_member_ngrams",
         "signal_percentiles",
         "percentiles",
         "mix_percentiles",

@@ -16,6 +16,8 @@ Files that each phase writes, per input split or partition (read back by range, 
     fuzzy_clusters   p000of001.forest.arrow: similar pairs
     fuzzy_ranges     p000of002.forest.arrow: those of a range of documents, where there are many
     fuzzy_merge      p000of001.clusters.arrow: documents that pairs connect
+    fuzzy_members    p000of001.wanted.arrow: per split, the n-grams that fuzzy_dedup compares
+    fuzzy_member_ngrams  s000000.sets.arrow: per task of fuzzy_dedup, the n-grams that it compares of a split
     fuzzy_dedup      p000of001.dropped.arrow  near_duplicates.arrow: per split, the documents to drop and the ones kept
     signal_percentiles  nothing but counters: the signals of the quality score, by language
     percentiles      nothing but counters: scores by language

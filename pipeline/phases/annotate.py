@@ -53,7 +53,7 @@ NOT_WITH_DOCUMENTS = (
 COPY_BY = pa.field("copy_by", pa.string())
 
 # Hashes to find near-duplicates by, with the values that rank them and the places of their
-# n-grams. So the merge does not open any documents file, and reads single sets of n-grams.
+# n-grams. So the merge does not open any documents file, and reads some sets of n-grams.
 BANDS = pa.schema(
     [
         pa.field("hash", pa.uint64()),

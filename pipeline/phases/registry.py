@@ -9,6 +9,7 @@ from pipeline.phases.dedup.exact_dedup import ExactDedup, ExactHashes
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.fuzzy_members import FuzzyMemberNgrams, FuzzyMembers
 from pipeline.phases.dedup.merge_clusters import FuzzyMerge, FuzzyRanges
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.dedup.substring_dedup import SubstringDedup, SubstringHashes
@@ -35,6 +36,8 @@ PHASES: tuple[type[Phase], ...] = (
     FuzzyClusters,
     FuzzyRanges,
     FuzzyMerge,
+    FuzzyMembers,
+    FuzzyMemberNgrams,
     FuzzyDedup,
     SignalPercentiles,
     Percentiles,

@@ -1,25 +1,22 @@
-"""Files of n-gram sets, of which a task reads single sets: those of candidates for near-duplicates.
+"""Files of n-gram sets, of which some are read: those of candidates for near-duplicates.
 
 A set has a *place*: its offset in the file / ALIGNMENT_BYTES << 32 | its number of n-grams. The place is stored
 where the set is needed, beside the document's band hashes. So a task that reads a set needs no index and no footer, and
 knows what it will hold before it reads. The set follows its CRC-32 in the file, so no block around it is read either.
 
     writer = NgramWriter(path)
-    places = writer.add(lists)                                     # (n,) uint64; equal sets of a file have one place
-    reader = NgramReader([(folder, "000000.ngrams.bin"), ...])     # one file per source
-    lists = reader.read(documents, places)                         # documents: ids in the order of the sources
+    places = writer.add(lists)                          # (n,) uint64; equal sets of a file have one place
+    for wanted, sets in read_places(folder, "000000.ngrams.bin", places):
+        ...
 
-Where a task needs sets of all files, each file is read once by a task of its source, and sends them: `read_places`. The
-reader keeps them in a local file, `LocalSets`.
+A task that needs more sets than fit into memory keeps them in a local file, `LocalSets`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +30,6 @@ from pipeline.runs.verified_file import DamagedOutput
 from stages.dedup.minhash import flatten_lists
 from storage.errors import StorageError
 
-# Sets that one source sends to one task, in the order of their places.
-SETS = pa.schema(
-    [pa.field("place", pa.uint64()), pa.field("ngram_set", pa.large_list(pa.uint32()))]
-)
-
 # Sets begin at multiples of it. A file can have 2**32 of these: 64 GB.
 ALIGNMENT_BYTES = 16
 
@@ -47,13 +39,10 @@ _CRC_BYTES = 4
 # at most three times the bytes of the sets are read.
 _GAP_SHARE = 2
 
-# The same where all wanted sets of a remote file are read at once: less than the time of a request.
+# The same of a remote file: less than the time of a request.
 _REMOTE_GAP_BYTES = 2**20
 
-# Sets of one file that one thread reads: several read a file where there are few files.
-_SETS_PER_READ = 256
-
-# Bytes of a file that one thread reads where all wanted sets are read at once.
+# Bytes of a file that one thread reads.
 _WINDOW_BYTES = 2**25
 
 
@@ -107,59 +96,15 @@ class NgramWriter:
         self._file.close()
 
 
-@dataclass(frozen=True)
-class NgramReader:
-    """Reads sets of several files.
-
-    Attributes:
-        files: the folder and name of each source's file.
-    """
-
-    files: Sequence[tuple[PhaseFolder, str]]
-
-    def read(
-        self, documents: NDArray[np.uint64], places: NDArray[np.uint64]
-    ) -> pa.LargeListArray:
-        """Return the sets of documents, (n,) large_list<uint32>. Each distinct place is read once.
-
-        Args:
-            documents: (n,) index of the source << 32 | record.
-            places: (n,) the places of their sets.
-
-        Raises:
-            DamagedOutput: a file is missing, or a set is not what was written.
-        """
-        sources = documents >> np.uint64(32)
-        order = np.lexsort((places, sources))
-        ordered = np.stack([sources[order], places[order]])
-        is_new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(0))[: len(order)]
-        sets = self._read_distinct(*ordered[:, is_new])
-        index = np.empty(len(order), np.int64)
-        index[order] = np.cumsum(is_new) - 1
-        offsets = np.append(0, np.cumsum(count_ngrams(places)))
-        values = [np.empty(0, np.uint32), *(sets[i] for i in index.tolist())]
-        return pa.LargeListArray.from_arrays(
-            pa.array(offsets), pa.array(np.concatenate(values))
-        )
-
-    def _read_distinct(
-        self, sources: NDArray[np.uint64], places: NDArray[np.uint64]
-    ) -> list[NDArray[np.uint32]]:
-        """Return sets, which are sorted by source and place. Remote reads run several at a time."""
-        reads: list[tuple[PhaseFolder, str, NDArray[np.uint64]]] = []
-        for start, end in itertools.pairwise(find_bounds(sources).tolist()):
-            for first in range(start, end, _SETS_PER_READ):
-                some = places[first : min(end, first + _SETS_PER_READ)]
-                reads.append((*self.files[int(sources[start])], some))
-        if not reads:
-            return []
-        return list(itertools.chain(*reads[0][0].read_each(reads, _read_file)))
-
-
 def read_places(
     folder: PhaseFolder, name: str, places: NDArray[np.uint64]
-) -> Iterator[NDArray[np.uint32]]:
-    """Yield many sets of one file, sorted by place. The file is read in order, at most once.
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
+    """Yield sets of one file: places, and the n-grams of all of them. The file is read in order, at most once.
+
+    Args:
+        folder: of the phase.
+        name: the file.
+        places: (n,) sorted, each once.
 
     Raises:
         DamagedOutput: the file is missing, or a set is not what was written.
@@ -169,29 +114,32 @@ def read_places(
     )
     bounds = itertools.pairwise(find_bounds(windows).tolist())
     reads = [(folder, name, places[start:end]) for start, end in bounds]
-    gap_bytes = _REMOTE_GAP_BYTES if folder.root.is_remote else 0
-    for sets in folder.root.read_each(reads, partial(_read_file, min_gap_bytes=gap_bytes)):
-        yield from sets
+    found = folder.root.read_each(reads, _read_window)
+    for (_, _, wanted), sets in zip(reads, found, strict=True):
+        yield wanted, np.concatenate(sets)
 
 
 class LocalSets:
-    """Sets that were sent to a task, in a local file."""
+    """Sets in a local file, by their keys."""
 
-    def __init__(self, path: Path, sent: Iterable[pa.RecordBatch]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sets: Iterable[tuple[int, NDArray[np.uint64], NDArray[np.uint32]]],
+    ) -> None:
         """Write the file.
 
         Args:
             path: the file.
-            sent: the sets from each source, as SETS.
+            sets: the index of a source, the places of its sets, and the n-grams of all of these; sorted by source and place.
         """
         keys, counts = [np.empty(0, np.uint64)], [np.zeros(1, np.int64)]
         with path.open("wb") as file:
-            for source, rows in enumerate(sent):
-                starts, values = flatten_lists(rows["ngram_set"])
+            for source, places, values in sets:
+                documents = np.broadcast_to(np.uint64(source << 32), len(places))
+                keys.append(make_keys(documents, places))
+                counts.append(count_ngrams(places))
                 file.write(values.data)
-                counts.append(np.diff(starts))
-                sources = np.broadcast_to(np.uint64(source << 32), rows.num_rows)
-                keys.append(make_keys(sources, rows["place"].to_numpy()))
         self._keys = np.concatenate(keys)
         self._starts = np.cumsum(np.concatenate(counts))
         has_values = bool(self._starts[-1])  # an empty file cannot be mapped
@@ -200,10 +148,15 @@ class LocalSets:
         )
 
     def read(
-        self, keys: NDArray[np.uint64]
+        self, documents: NDArray[np.uint64], places: NDArray[np.uint64]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the start of each set, (n + 1,), and the n-grams of all of them, by the keys of the sets."""
-        rows = np.searchsorted(self._keys, keys)
+        """Return the start of each document's set, (n + 1,), and the n-grams of all of them.
+
+        Args:
+            documents: (n,) index of the source << 32 | record.
+            places: (n,) the places of their sets.
+        """
+        rows = np.searchsorted(self._keys, make_keys(documents, places))
         starts, ends = self._starts[rows], self._starts[rows + 1]
         found = [np.empty(0, np.uint32)]
         if self._values is not None:
@@ -212,11 +165,12 @@ class LocalSets:
         return np.append(0, np.cumsum(ends - starts)), np.concatenate(found)
 
 
-def _read_file(
-    read: tuple[PhaseFolder, str, NDArray[np.uint64]], min_gap_bytes: int = 0
+def _read_window(
+    read: tuple[PhaseFolder, str, NDArray[np.uint64]],
 ) -> list[NDArray[np.uint32]]:
-    """Return sets of one file, which are sorted by place. Gaps up to `min_gap_bytes` are read and dropped."""
+    """Return sets of one file, which are sorted by place."""
     folder, name, places = read
+    min_gap_bytes = _REMOTE_GAP_BYTES if folder.root.is_remote else 0
     starts = (places >> np.uint64(32)).astype(np.int64) * ALIGNMENT_BYTES
     sizes = _CRC_BYTES + 4 * count_ngrams(places)
     ends = starts + sizes

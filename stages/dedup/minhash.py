@@ -155,23 +155,23 @@ def ngram_sets(
 
 
 def hash_bands_of_ngrams(
-    ngrams: pa.LargeListArray, settings: MinHashSettings
+    starts: NDArray[np.int64], ngrams: NDArray[np.uint32], settings: MinHashSettings
 ) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Compute the band hashes of texts from their n-gram sets.
 
     Args:
-        ngrams: (n,) the sets of `ngram_sets`.
+        starts: (n + 1,) the start of each set.
+        ngrams: the sets of `ngram_sets`, one after another.
         settings: number of permutations, and bands.
 
     Returns:
         hashes: (n, num_bands) uint64.
         has_words: (n,) False for a text without words.
     """
-    starts, values = flatten_lists(ngrams)
     num_bands, rows = compute_bands(settings)
     permutations = _permutations(settings.num_permutations)
     in_bands = np.ascontiguousarray(permutations[:, : num_bands * rows])
-    minima = sign_ngrams(starts, values, in_bands)
+    minima = sign_ngrams(starts, ngrams, in_bands)
     return hash_bands(minima, num_bands, rows), np.diff(starts) > 0
 
 
@@ -213,7 +213,7 @@ class MinHash(Stage[MinHashSettings]):
     def apply(self, batch: pa.Table) -> Outcome:
         """Add the band hashes, and the n-grams that fuzzy_dedup compares."""
         ngrams = ngram_sets(batch.column("text"), self.settings)
-        hashes, has_words = hash_bands_of_ngrams(ngrams, self.settings)
+        hashes, has_words = hash_bands_of_ngrams(*flatten_lists(ngrams), self.settings)
         added: dict[str, pa.Array] = {"minhash": _to_lists(hashes, has_words)}
         if self.settings.store_ngrams:
             added["minhash_ngrams"] = ngrams

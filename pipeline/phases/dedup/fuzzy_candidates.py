@@ -1,18 +1,13 @@
 """The phases fuzzy_candidates and fuzzy_ngrams: find the documents that may be similar, and send their n-grams.
 
 Documents that share a band hash are candidates. A task reads one range of the band hashes of all splits. Of the documents
-that share one, it wants only those n-gram sets that another set in their group can be similar to. Then a task for each
-split, also of previous runs, reads its n-grams once, and writes for each partition the sets that it wants.
+that share one, it wants only those n-gram sets that another set in their group can be similar to (sent_ngrams.py).
 
-    annotate: SPLIT.bands.arrow ──▶ p000of002: candidates.arrow ──────────────────────▶ fuzzy_clusters
-                                                wanted.arrow, a segment per source ──┐        ▲
-              SPLIT.ngrams.bin ──────────────────────────────────────────────────────┴▶ s000000.sets.arrow, a segment
-                                                                                        per partition
+    annotate: SPLIT.bands.arrow ──▶ p000of002.candidates.arrow  p000of002.wanted.arrow
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,20 +20,17 @@ from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.dedup.hash_phase import HashPhase
-from pipeline.phases.phase import PartitionPhase
+from pipeline.phases.dedup.sent_ngrams import SETS, WANTED, SendNgrams, WantedSets
 from pipeline.phases.previous_runs import (
     find_other_version,
     find_unfinished,
     find_unreadable,
 )
 from pipeline.runs.exchange import (
-    ExchangedFiles,
     Partition,
-    SegmentWriter,
     take_rows,
 )
-from pipeline.runs.ngram_sets import SETS, count_ngrams, make_keys, read_places
-from pipeline.runs.phase_folder import PendingOutput
+from pipeline.runs.ngram_sets import count_ngrams
 from pipeline.runs.run_folder import RunFolder
 from stages.contract import Counters
 from stages.dedup import connected_components as components
@@ -48,8 +40,6 @@ from stages.dedup.minhash import MinHash, MinHashSettings, compute_bands
 # Memory of a partition per band hash if all documents are near-duplicates: 28 as read; then 32 for
 # group, score and place, and as much again while they are written. The rest is for their keys.
 BYTES_PER_BAND_HASH = 112
-
-_NO_NGRAMS = np.empty(0, np.uint32)
 
 # Candidates, group after group, by ids in the order of `sources`. A document with a higher score is
 # preferred. `place` is that of its n-grams; 0 without a rule. A batch has the groups whose n-grams a task
@@ -62,9 +52,6 @@ CANDIDATES = pa.schema(
         pa.field("is_first_of_group", pa.bool_()),
     ]
 )
-
-# The n-gram sets of one source that a partition compares, sorted.
-WANTED = pa.schema([pa.field("place", pa.uint64())])
 
 # Documents of all groups, group after group; the sizes of the groups; and the ranking value
 # of each document, and the place of its n-grams.
@@ -135,8 +122,7 @@ class FuzzyCandidates(HashPhase):
 
     def run(self, task_id: str) -> None:
         """Read one range of the band hashes of all splits, and write the documents to compare."""
-        counters = Counters()
-        wanted = [np.empty((0, 2), np.uint64)]  # key and place
+        counters, wanted = Counters(), WantedSets()
         with self.folder.commit(task_id) as output:
             path = output.path(self.candidates.file_name(task_id))
             with pa.ipc.new_file(path, CANDIDATES) as file:
@@ -144,25 +130,13 @@ class FuzzyCandidates(HashPhase):
                     counters.add("band_hashes", sum(rows.num_rows for rows in part.files))
                     for batch in self._find_candidates(part, counters):
                         file.write_batch(batch)
-                        wanted.append(_list_wanted(batch))
-            keys, places = np.concatenate(wanted).T
-            keys, rows = np.unique(keys, return_index=True)
-            self._write_wanted(output, task_id, keys, places[rows])
+                        if Rule.from_config(self.config) is not None:
+                            wanted.add(
+                                batch["document"].to_numpy(), batch["place"].to_numpy()
+                            )
+            num_wanted = wanted.write(self, output, self.wanted.file_name(task_id))
+            counters.add("sets_wanted", num_wanted)
             output.record = {"counters": counters.to_json()}
-
-    def _write_wanted(
-        self,
-        output: PendingOutput,
-        task_id: str,
-        keys: NDArray[np.uint64],
-        places: NDArray[np.uint64],
-    ) -> None:
-        """Write the wanted sets of each source; none without a rule."""
-        sources = np.arange(len(self.sources(Annotate.name)) + 1, dtype=np.uint64)
-        bounds = np.searchsorted(keys, sources << np.uint64(32)).tolist()
-        with SegmentWriter(output, self.wanted.file_name(task_id), WANTED) as file:
-            for start, end in itertools.pairwise(bounds):
-                file.write(pa.record_batch([places[start:end]], schema=WANTED))
 
     def _find_candidates(
         self, part: Partition, counters: Counters
@@ -236,59 +210,16 @@ class FuzzyCandidates(HashPhase):
         return np.divide(1.0, scores, out=np.zeros_like(scores), where=scores > 0)
 
 
-class FuzzyNgrams(PartitionPhase):
-    """Read the n-grams of each split once, and write for each partition the sets that it compares."""
+class FuzzyNgrams(SendNgrams):
+    """Send the n-grams of candidates."""
 
     name = "fuzzy_ngrams"
     section = "fuzzy_dedup"
     version = 1
     parents = (Annotate, FuzzyCandidates)
+    asked_by = (FuzzyCandidates, FuzzyCandidates.wanted)
 
-    # a segment per partition
     sets = Artifact("sets.arrow", SETS, last_use="run", has_segments=True)
-
-    def task_ids(self) -> list[str]:
-        """Return a name per split, of previous runs first; none where nothing is compared."""
-        if Rule.from_config(self.config) is None:
-            return []
-        return [f"s{index:06d}" for index in range(len(self.sources(Annotate.name)))]
-
-    def run(self, task_id: str) -> None:
-        """Write the sets of one source that partitions want."""
-        source = int(task_id.removeprefix("s"))
-        candidates = FuzzyCandidates(self.plan)
-        files = ExchangedFiles(
-            [(candidates.folder, candidates.task_ids())], candidates.wanted
-        )
-        wanted = [
-            rows["place"].to_numpy()
-            for rows in files.read_rows(files.find(source, source + 1))
-        ]
-        places = np.unique(np.concatenate(wanted))
-        folder, key = self.sources(Annotate.name)[source]
-        sets = list(read_places(folder, Annotate.ngrams.file_name(key), places))
-        with (
-            self.folder.commit(task_id) as output,
-            SegmentWriter(output, self.sets.file_name(task_id), SETS) as file,
-        ):
-            for of_partition in wanted:
-                found = [
-                    sets[row] for row in np.searchsorted(places, of_partition).tolist()
-                ]
-                offsets = np.append(0, np.cumsum(count_ngrams(of_partition)))
-                ngrams = pa.LargeListArray.from_arrays(
-                    pa.array(offsets), pa.array(np.concatenate([_NO_NGRAMS, *found]))
-                )
-                file.write(pa.record_batch([pa.array(of_partition), ngrams], schema=SETS))
-
-
-def _list_wanted(candidates: pa.RecordBatch) -> NDArray[np.uint64]:
-    """Return the keys and the places of the sets of candidates, each once, (n, 2)."""
-    places = candidates["place"].to_numpy()
-    keys, rows = np.unique(
-        make_keys(candidates["document"].to_numpy(), places), return_index=True
-    )
-    return np.stack([keys, places[rows]], axis=1)
 
 
 def _compare_minhash(

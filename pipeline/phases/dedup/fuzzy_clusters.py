@@ -11,9 +11,6 @@ The place of a set is stored beside the band hashes, and goes with the document 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator
-
 import numpy as np
 import pyarrow as pa
 
@@ -27,13 +24,8 @@ from pipeline.phases.dedup.merge_forests import (
     list_stars,
 )
 from pipeline.phases.phase import PartitionPhase
-from pipeline.runs.exchange import (
-    ExchangedFiles,
-    SegmentWriter,
-    name_partitions,
-    write_by_hash,
-)
-from pipeline.runs.ngram_sets import LocalSets, NgramReader, make_keys
+from pipeline.runs.exchange import SegmentWriter, name_partitions, write_by_hash
+from pipeline.runs.ngram_sets import LocalSets
 from stages.contract import Counters
 from stages.dedup import connected_components as components
 from stages.kernels.dedup import near_duplicates as kernel
@@ -60,7 +52,10 @@ class FuzzyClusters(PartitionPhase):
         """Compare the candidates of a partition, and write a spanning forest of its pairs, with scores."""
         candidates = FuzzyCandidates(self.plan)
         name = candidates.candidates.file_name(task_id)
-        with self._receive_sets(task_id) as sets, candidates.folder.open(name) as source:
+        with (
+            FuzzyNgrams(self.plan).receive(self, task_id) as sets,
+            candidates.folder.open(name) as source,
+        ):
             file = pa.ipc.open_file(source)
             batches = map(file.get_batch, range(file.num_record_batches))
             found = [self._find_pairs(batch, sets) for batch in batches]
@@ -71,19 +66,6 @@ class FuzzyClusters(PartitionPhase):
             with SegmentWriter(output, self.forest.file_name(task_id), FOREST) as file:
                 write_by_hash(file, stars)
             output.record = {"counters": counters.to_json()}
-
-    @contextlib.contextmanager
-    def _receive_sets(self, task_id: str) -> Generator[LocalSets | None]:
-        """Keep the n-gram sets of a partition in a local file; None without a rule."""
-        if Rule.from_config(self.config) is None:
-            yield None
-            return
-        index = self.task_ids().index(task_id)
-        sender = FuzzyNgrams(self.plan)
-        files = ExchangedFiles([(sender.folder, sender.task_ids())], sender.sets)
-        with self.folder.scratch(task_id) as folder:
-            sent = files.read_rows(files.find(index, index + 1))
-            yield LocalSets(folder / "sets.bin", sent)
 
     def _find_pairs(self, candidates: pa.RecordBatch, sets: LocalSets | None) -> Forest:
         """Return pairs that connect the similar documents of each group, or all of them without a rule."""
@@ -98,18 +80,10 @@ class FuzzyClusters(PartitionPhase):
             pairs = kernel.find_similar_pairs(
                 documents,
                 starts,
-                *sets.read(make_keys(documents, places)),
+                *sets.read(documents, places),
                 rule.min_jaccard,
                 rule.must_contain,
             )
         ids, firsts = np.unique(documents, return_index=True)
         rows = firsts[np.searchsorted(ids, pairs)]
         return pairs, scores[rows], places[rows]
-
-
-def open_ngrams(phase: PartitionPhase) -> NgramReader:
-    """Return the reader of the n-grams of all sources."""
-    sources = phase.sources(Annotate.name)
-    return NgramReader(
-        [(folder, Annotate.ngrams.file_name(key)) for folder, key in sources]
-    )

@@ -5,30 +5,31 @@ With a rule, a document is dropped only if it is similar to a preferred document
 that previous runs kept are preferred to all others. Thresholds on scores do not influence the decisions
 (docs/decisions/0006-near-duplicates-before-thresholds.md).
 
-    fuzzy_merge: clusters.arrow    ──▶ p000of002: dropped documents ──┐
-    annotate: SPLIT.ngrams.bin         p001of002: dropped documents ──┴▶ finish: near_duplicates.arrow, one batch per split
+    fuzzy_merge: clusters.arrow       ──▶ p000of002: dropped documents ──┐
+    fuzzy_member_ngrams: sets.arrow       p001of002: dropped documents ──┴▶ finish: near_duplicates.arrow, one batch per split
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import InputSplit
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact, MergedArtifact
 from pipeline.phases.dedup.fuzzy_candidates import Rule
-from pipeline.phases.dedup.fuzzy_clusters import open_ngrams
+from pipeline.phases.dedup.fuzzy_members import FuzzyMemberNgrams, are_decided
 from pipeline.phases.dedup.merge_clusters import FuzzyMerge
 from pipeline.phases.phase import PartitionPhase
-from pipeline.runs.exchange import name_partitions, read_batch
-from pipeline.runs.ngram_sets import count_ngrams
+from pipeline.runs.exchange import read_batch
+from pipeline.runs.ngram_sets import LocalSets, count_ngrams
 from stages.contract import Counters
 from stages.dedup.candidate_groups import are_large, count_compared, divide_groups
 from stages.dedup.minhash import flatten_lists, hash_bands_of_ngrams
@@ -54,106 +55,53 @@ class FuzzyDedup(PartitionPhase):
 
     name = "fuzzy_dedup"
     version = 3
-    parents = (Annotate, FuzzyMerge)
+    parents = (Annotate, FuzzyMerge, FuzzyMemberNgrams)
 
     dropped = Artifact("dropped.arrow", DROPPED, last_use="run")
     # a batch per split
     near_duplicates = MergedArtifact("near_duplicates.arrow", NEAR_DUPLICATES)
 
     def task_ids(self) -> list[str]:
-        """Return a name per batch of clusters; none where the phase is off."""
+        """Return a name per group of batches of clusters; none where the phase is off."""
         if self.config.fuzzy_dedup is None:
             return []
-        return name_partitions(self._clusters.count_batches())
-
-    @cached_property
-    def _clusters(self) -> FuzzyMerge:
-        return FuzzyMerge(self.plan)
+        return list(FuzzyMerge(self.plan).group_batches())
 
     def run(self, task_id: str) -> None:
-        """Write the documents to drop of one batch of clusters."""
-        index = self.task_ids().index(task_id)
-        clusters = self._clusters.read_clusters(index)
-        rule = Rule.from_config(self.config)
-        if rule is None:
-            is_decided = np.ones(clusters.num_rows, np.bool_)
-        else:
-            # That one of the two contains the other does not say which one.
-            was_compared = clusters["was_compared"].to_numpy(zero_copy_only=False)
-            is_decided = was_compared & (not rule.must_contain)
-        found = [_keep_first(clusters.filter(pa.array(is_decided)))]
-        if rule is not None and not is_decided.all():
-            undecided = clusters.filter(pa.array(~is_decided))
-            starts, _, places, _ = _flatten(undecided)
-            is_large = are_large(starts, count_ngrams(places))
-            for index in np.flatnonzero(is_large).tolist():
-                found += self._compare_large(undecided.slice(index, 1), rule)
-            found += self._compare(undecided.filter(pa.array(~is_large)), rule)
+        """Write the documents to drop of some batches of clusters."""
+        merge, counters = FuzzyMerge(self.plan), Counters()
+        found = [np.empty((0, 2), np.uint64)]
+        with FuzzyMemberNgrams(self.plan).receive(self, task_id) as sets:
+            for index in merge.group_batches()[task_id]:
+                clusters = merge.read_clusters(index)
+                num_members = pc.sum(pc.list_value_length(clusters["documents"])).as_py()
+                counters.add("clustered", num_members)
+                found += self._decide(clusters, sets)
         dropped, kept = np.concatenate(found).T
         with self.folder.commit(task_id) as output:
             path = output.path(self.dropped.file_name(task_id))
             with pa.ipc.new_file(path, DROPPED) as file:
                 file.write_batch(pa.record_batch([dropped, kept], schema=DROPPED))
-            counters = Counters()
-            counters.add("clustered", pc.sum(pc.list_value_length(clusters[0])).as_py())
             counters.add("near_duplicates", len(dropped))
             counters.add("representatives", pc.count_distinct(pa.array(kept)).as_py())
             output.record = {"counters": counters.to_json()}
 
-    def _compare(
-        self, clusters: pa.RecordBatch, rule: Rule
+    def _decide(
+        self, clusters: pa.RecordBatch, sets: LocalSets | None
     ) -> Iterator[NDArray[np.uint64]]:
-        """Yield the documents to drop and their representatives by the rule, shape (n, 2)."""
-        starts, documents, places, num_fixed = _flatten(clusters)
-        memory_mb = self.config.engine.memory_mb
-        for some in divide_groups(starts, count_ngrams(places), memory_mb):
-            bounds = starts[some.start : some.stop + 1]
-            rows = np.arange(bounds[0], bounds[-1])
-            kept = self._choose(
-                documents[rows], places[rows], bounds - bounds[0], num_fixed[some], rule
-            )
-            yield _pair_dropped(documents, rows, rows[kept])
-
-    def _compare_large(
-        self, cluster: pa.RecordBatch, rule: Rule
-    ) -> Iterator[NDArray[np.uint64]]:
-        """Yield the same for one cluster, of which MAX_COMPARED documents are compared with the kept ones at a time."""
-        _, documents, places, num_fixed = _flatten(cluster)
-        sizes = count_ngrams(places)
-        kept = np.empty(0, np.int64)
-        begin = 0
-        while begin < len(documents):
-            end = begin + count_compared(sizes[begin:])
-            rows = np.append(kept, np.arange(begin, end))
-            fixed = len(kept) + np.clip(num_fixed - begin, 0, end - begin)
-            bounds = np.array([0, len(rows)])
-            chosen = rows[self._choose(documents[rows], places[rows], bounds, fixed, rule)]
-            yield _pair_dropped(documents, rows, chosen)
-            kept = rows[chosen == rows]
-            kept = kept[: count_compared(sizes[kept])]
-            begin = end
-
-    def _choose(
-        self,
-        documents: NDArray[np.uint64],
-        places: NDArray[np.uint64],
-        starts: NDArray[np.int64],
-        num_fixed: NDArray[np.int64],
-        rule: Rule,
-    ) -> NDArray[np.int64]:
-        """Return the index of each document's representative, shape (m,)."""
-        minhash = self.config.annotate.minhash
-        assert minhash is not None, "the config requires it"
-        ngrams = open_ngrams(self).read(documents, places)
-        bands, _ = hash_bands_of_ngrams(ngrams, minhash)
-        return kernel.choose_representatives(
-            starts,
-            num_fixed,
-            *flatten_lists(ngrams),
-            bands,
-            rule.min_jaccard,
-            rule.must_contain,
-        )
+        """Yield the documents to drop and their representatives, shape (n, 2)."""
+        rule = Rule.from_config(self.config)
+        is_decided = are_decided(clusters, rule)
+        yield _keep_first(clusters.filter(pa.array(is_decided)))
+        if rule is None or sets is None:
+            return
+        compare = _Comparison(self.config, rule, sets)
+        undecided = clusters.filter(pa.array(~is_decided))
+        starts, _, places, _ = _flatten(undecided)
+        is_large = are_large(starts, count_ngrams(places))
+        for index in np.flatnonzero(is_large).tolist():
+            yield from compare.decide_large(undecided.slice(index, 1))
+        yield from compare.decide(undecided.filter(pa.array(~is_large)))
 
     # ---- Merging the tasks ----
 
@@ -220,6 +168,65 @@ class FuzzyDedup(PartitionPhase):
             columns = [pa.nulls(0, f.type) for f in NEAR_DUPLICATES]
             return pa.record_batch(columns, schema=NEAR_DUPLICATES)
         return read_batch(self.folder.open(self.near_duplicates.file_name), split.index)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Decides by the rule which documents of clusters are dropped."""
+
+    config: RunConfig
+    rule: Rule
+    sets: LocalSets
+
+    def decide(self, clusters: pa.RecordBatch) -> Iterator[NDArray[np.uint64]]:
+        """Yield the documents to drop and their representatives, shape (n, 2)."""
+        starts, documents, places, num_fixed = _flatten(clusters)
+        memory_mb = self.config.engine.memory_mb
+        for some in divide_groups(starts, count_ngrams(places), memory_mb):
+            bounds = starts[some.start : some.stop + 1]
+            rows = np.arange(bounds[0], bounds[-1])
+            kept = self._choose(
+                documents[rows], places[rows], bounds - bounds[0], num_fixed[some]
+            )
+            yield _pair_dropped(documents, rows, rows[kept])
+
+    def decide_large(self, cluster: pa.RecordBatch) -> Iterator[NDArray[np.uint64]]:
+        """Yield the same for one cluster, of which MAX_COMPARED documents are compared with the kept ones at a time."""
+        _, documents, places, num_fixed = _flatten(cluster)
+        sizes = count_ngrams(places)
+        kept = np.empty(0, np.int64)
+        begin = 0
+        while begin < len(documents):
+            end = begin + count_compared(sizes[begin:])
+            rows = np.append(kept, np.arange(begin, end))
+            fixed = len(kept) + np.clip(num_fixed - begin, 0, end - begin)
+            bounds = np.array([0, len(rows)])
+            chosen = rows[self._choose(documents[rows], places[rows], bounds, fixed)]
+            yield _pair_dropped(documents, rows, chosen)
+            kept = rows[chosen == rows]
+            kept = kept[: count_compared(sizes[kept])]
+            begin = end
+
+    def _choose(
+        self,
+        documents: NDArray[np.uint64],
+        places: NDArray[np.uint64],
+        starts: NDArray[np.int64],
+        num_fixed: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Return the index of each document's representative, shape (m,)."""
+        minhash = self.config.annotate.minhash
+        assert minhash is not None, "the config requires it"
+        ngrams = self.sets.read(documents, places)
+        bands, _ = hash_bands_of_ngrams(*ngrams, minhash)
+        return kernel.choose_representatives(
+            starts,
+            num_fixed,
+            *ngrams,
+            bands,
+            self.rule.min_jaccard,
+            self.rule.must_contain,
+        )
 
 
 def _flatten(

@@ -5,11 +5,13 @@ together by document: a forest has pairs of the lowest document of each tree wit
 
     fuzzy_clusters  p000of128.forest.arrow ...    the forest of each partition
     fuzzy_ranges    p000of008.forest.arrow ...    of a range of lowest documents, from all of these; where there are many
-    fuzzy_merge     clusters.arrow                of all forests, one batch per task of fuzzy_dedup
+    fuzzy_merge     clusters.arrow                of all forests
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from functools import cached_property, partial
 
@@ -36,20 +38,22 @@ from pipeline.phases.dedup.merge_forests import (
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.previous_runs import PreviousSplit
 from pipeline.runs.exchange import (
+    MAX_READS,
+    MAX_SCRATCH_BYTES,
     ExchangedFiles,
     count_partitions,
     join_batches,
     name_partitions,
     read_batch,
 )
+from pipeline.runs.ngram_sets import count_ngrams
 from stages.contract import Counters
 
 # Memory of a task per pair: 48 as read, 16 as positions, and 36 for each of up to two documents.
 BYTES_PER_PAIR = 136
 
-# Documents of clusters that one task of fuzzy_dedup decides on, except that one cluster is
-# never divided.
-MAX_MEMBERS_PER_TASK = 2**18
+# Documents of a batch of clusters, except that one cluster is never divided.
+MEMBERS_PER_BATCH = 2**18
 
 
 class FuzzyRanges(HashPhase):
@@ -104,7 +108,7 @@ class FuzzyMerge(PartitionPhase):
     version = 1
     parents = (FuzzyClusters, FuzzyRanges)
 
-    # a batch per task of fuzzy_dedup
+    # batches of MEMBERS_PER_BATCH documents
     clusters = Artifact("clusters.arrow", CLUSTERS, last_use="run")
 
     def task_ids(self) -> list[str]:
@@ -126,9 +130,10 @@ class FuzzyMerge(PartitionPhase):
                 str(output.path(self.clusters.file_name(task_id))),
                 components,
                 len(self.plan.previous_splits) << 32,
-                MAX_MEMBERS_PER_TASK,
+                MEMBERS_PER_BATCH,
             )
             counters.add("clusters", num_clusters)
+            counters.add("ngrams", int(count_ngrams(components.places).sum()))
             output.record = {"counters": counters.to_json()}
 
     def _read_forests(self) -> Iterator[Forest]:
@@ -161,17 +166,36 @@ class FuzzyMerge(PartitionPhase):
             scores[here] = np.where(is_dropped, LEFT_OUT, np.inf)
 
     def count_batches(self) -> int:
-        """Return the number of batches of clusters: one for each task of fuzzy_dedup."""
+        """Return the number of batches of clusters."""
         with self._open_clusters() as source:
             return pa.ipc.open_file(source).num_record_batches
 
+    def group_batches(self) -> dict[str, range]:
+        """Return the id of each task of fuzzy_dedup, and its batches of clusters."""
+        num_batches = self.count_batches()
+        num_sources = len(self.plan.previous_splits) + len(self.plan.splits)
+        ngram_bytes = 4 * self.counters().counts.get("ngrams", 0)
+        num_tasks = count_tasks(num_batches, num_sources, ngram_bytes)
+        edges = [num_batches * i // max(1, num_tasks) for i in range(num_tasks + 1)]
+        ranges = itertools.starmap(range, itertools.pairwise(edges))
+        return dict(zip(name_partitions(num_tasks), ranges, strict=True))
+
     def read_clusters(self, index: int) -> pa.RecordBatch:
-        """Return the clusters of one task of fuzzy_dedup, as CLUSTERS."""
+        """Return a batch of clusters, as CLUSTERS."""
         return read_batch(self._open_clusters(), index)
 
     def _open_clusters(self) -> pa.NativeFile:
         (task_id,) = self.task_ids()
         return self.folder.open(self.clusters.file_name(task_id))
+
+
+def count_tasks(num_batches: int, num_sources: int, ngram_bytes: float) -> int:
+    """Return the number of tasks of fuzzy_dedup: one per batch, but with MAX_READS reads from the splits at most.
+
+    Where their n-grams would not fit into MAX_SCRATCH_BYTES, there are more.
+    """
+    in_scratch = math.ceil(ngram_bytes / MAX_SCRATCH_BYTES)
+    return min(num_batches, max(MAX_READS // num_sources, in_scratch, 1))
 
 
 def _find_representatives(

@@ -158,15 +158,15 @@ def _merge(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.uin
 
 
 def write_clusters(
-    path: str, components: Components, first_own_id: int, max_members: int
+    path: str, components: Components, first_own_id: int, members_per_batch: int
 ) -> int:
-    """Write the clusters of two or more documents with one of this run, one batch per task.
+    """Write the clusters of two or more documents with one of this run, in batches.
 
     Args:
         path: of the file.
         components: the documents and their clusters.
         first_own_id: ids below it belong to previous runs.
-        max_members: documents of the clusters of a task, except that no cluster is divided.
+        members_per_batch: documents of a batch, except that no cluster is divided.
 
     Returns:
         The number of clusters.
@@ -177,7 +177,7 @@ def write_clusters(
         for positions in components.clusters()
     )
     with pa.ipc.new_file(path, CLUSTERS) as file:
-        for batch in _divide(found, max_members):
+        for batch in _divide(found, members_per_batch):
             file.write_batch(batch)
             num_clusters += batch.num_rows
     return num_clusters
@@ -220,17 +220,17 @@ def _is_of_pair(roots: Positions) -> NDArray[np.bool_]:
 
 
 def _divide(
-    batches: Iterable[pa.RecordBatch], max_members: int
+    batches: Iterable[pa.RecordBatch], members_per_batch: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the same clusters in one batch per task.
+    """Yield the same clusters in batches of that size.
 
-    The task of a cluster follows from the number of documents before it.
+    The batch of a cluster follows from the number of documents before it.
     """
     pending: list[pa.RecordBatch] = []
     task = num_before = 0
     for batch in batches:
         ends = num_before + np.cumsum(pc.list_value_length(batch["documents"]).to_numpy())
-        tasks = np.append(num_before, ends)[:-1] // max_members
+        tasks = np.append(num_before, ends)[:-1] // members_per_batch
         bounds = find_bounds(tasks)
         for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             if pending and tasks[start] != task:

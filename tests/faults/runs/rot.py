@@ -48,6 +48,8 @@ READ_FILES = (
     ("fuzzy_ngrams", "*.sets.arrow"),
     ("fuzzy_clusters", "*.forest.arrow"),
     ("fuzzy_merge", "*.clusters.arrow"),
+    ("fuzzy_members", "*.wanted.arrow"),
+    ("fuzzy_member_ngrams", "*.sets.arrow"),
     ("fuzzy_dedup", "near_duplicates.arrow"),
     ("select", "*.decisions.parquet"),
     ("tokenize", "*.tokens.bin"),

@@ -26,7 +26,7 @@ from pipeline.capacity.fit import fit
 from pipeline.capacity.model import DISPATCH_S, Cluster, PhaseEstimate, RunEstimate
 from pipeline.cli import app
 from pipeline.config import InputConfig, RunConfig, load
-from pipeline.phases.dedup.merge_clusters import MAX_MEMBERS_PER_TASK
+from pipeline.phases.dedup.merge_clusters import MEMBERS_PER_BATCH
 from pipeline.runs.event_log import open_log
 from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
@@ -114,7 +114,6 @@ def test_files_are_grouped_into_at_most_ten_thousand_splits() -> None:
             "the driver needs 3.5 GB of memory on the head, which has 3",
         ),
         (90_000, BUSY, [IN_BUCKET], "raise engine.phases.select.num_cpus"),
-        (90_000, BUSY, [IN_BUCKET], "of them in fuzzy_dedup; drop equal documents first"),
         (
             90_000,
             BUSY,
@@ -348,8 +347,8 @@ def test_unmeasured_clusters_are_a_third_of_the_documents() -> None:
     (phase,) = (
         each for each in estimate_snapshot(1000).phases if each.name == "fuzzy_dedup"
     )
-    assert phase.num_tasks == math.ceil(26e6 / 3 / MAX_MEMBERS_PER_TASK)
-    assert phase.cpu_hours > 0.04
+    assert phase.num_tasks == math.ceil(26e6 / 3 / MEMBERS_PER_BATCH)
+    assert phase.cpu_hours > 0.02
 
 
 def test_calibration_file_round_trips(tmp_path: Path) -> None:

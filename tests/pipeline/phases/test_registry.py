@@ -20,7 +20,6 @@ from pipeline.capacity.costs import (
     AMOUNTS,
     COSTS,
     MERGED,
-    SINGLE_SETS,
     PhaseCost,
     Read,
     find_cost,
@@ -257,7 +256,7 @@ def test_every_phase_is_declared_completely() -> None:
         cost = find_cost(phase)
         # A phase that merges what its tasks wrote reads its files too.
         assert {read.artifact.phase for read in cost.reads} <= {*parents, phase.name}
-        assert {read.cut_by for read in cost.reads} <= {*names, None, MERGED, SINGLE_SETS}
+        assert {read.cut_by for read in cost.reads} <= {*names, None, MERGED}
         used = {cost.grows_with, *cost.holds, *cost.steps.values()}
         used |= {cost.exchanges or cost.grows_with}
         used |= {cost.artifact_amount(artifact) for artifact in phase.artifacts()}

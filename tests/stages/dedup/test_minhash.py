@@ -22,6 +22,7 @@ from stages.dedup.minhash import (
     MinHashFilter,
     MinHashSettings,
     compute_bands,
+    flatten_lists,
     hash_bands_of_ngrams,
     ngram_sets,
     signatures,
@@ -243,7 +244,7 @@ def test_stored_ngrams_give_the_same_bands_as_the_texts(
     from_texts = MinHash(settings.model_copy(update={"store_ngrams": False})).apply(batch)
     assert from_ngrams == from_texts.kept.column("minhash").to_pylist()
     sets = ngram_sets(batch.column("text"), settings)
-    hashes, has_words = hash_bands_of_ngrams(sets, settings)
+    hashes, has_words = hash_bands_of_ngrams(*flatten_lists(sets), settings)
     assert [row for row in from_ngrams if row is not None] == hashes[has_words].tolist()
 
 

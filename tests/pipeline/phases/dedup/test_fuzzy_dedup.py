@@ -32,6 +32,8 @@ FUZZY_AND_LATER = {
     "fuzzy_clusters",
     "fuzzy_ranges",
     "fuzzy_merge",
+    "fuzzy_members",
+    "fuzzy_member_ngrams",
     "fuzzy_dedup",
     "percentiles",
     "mix_percentiles",
@@ -214,7 +216,8 @@ def test_a_rule_drops_no_document_through_a_chain(
     ("module", "name", "value"),
     [
         (candidate_groups, "count_ngrams_held", 300),
-        (merge_clusters, "MAX_MEMBERS_PER_TASK", 3),
+        (merge_clusters, "MEMBERS_PER_BATCH", 3),
+        (merge_clusters, "MAX_READS", 20),
         (merge_clusters, "count_partitions", 3),
         (fuzzy_dedup, "MAX_SORTED", 2),
         (hash_phase, "count_partitions", 2),

@@ -19,11 +19,12 @@ from pipeline.phases.dedup import hash_phase
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
+from pipeline.phases.dedup.fuzzy_members import FuzzyMemberNgrams, FuzzyMembers
 from pipeline.phases.dedup.merge_clusters import FuzzyMerge, FuzzyRanges
 from pipeline.phases.phase import PartitionPhase
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
-from pipeline.runs.ngram_sets import LocalSets, NgramReader
+from pipeline.runs.ngram_sets import LocalSets
 from stages.dedup import candidate_groups
 from tests.bucket_like_store import read_like_a_bucket
 from tests.conftest import wet_record
@@ -138,7 +139,7 @@ def test_a_task_reads_little_more_than_the_sets_that_it_compares(
         run_phase(FuzzyCandidates(sparse), counts)
         per_source = run_phase(FuzzyNgrams(sparse), counts)
         per_task = run_phase(FuzzyClusters(sparse), counts)
-        for phase in (FuzzyRanges, FuzzyMerge, FuzzyDedup):
+        for phase in (FuzzyRanges, FuzzyMerge, FuzzyMembers, FuzzyMemberNgrams, FuzzyDedup):
             run_phase(phase(sparse), counts)
         assert find_decisions(sparse) == expect_sparse_decisions()
     assert {each["requests of ngrams.bin"] for each in per_source} == {1}
@@ -155,6 +156,8 @@ def test_a_task_reads_little_more_than_the_sets_that_it_compares(
         "fuzzy_clusters",
         "fuzzy_ranges",
         "fuzzy_merge",
+        "fuzzy_members",
+        "fuzzy_member_ngrams",
         "fuzzy_dedup",
     ):
         sparse.folder(name).root.delete_all()
@@ -164,20 +167,15 @@ def test_a_task_reads_little_more_than_the_sets_that_it_compares(
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of documents whose n-grams were read at a time."""
     found: list[int] = []
-    original, read_local = NgramReader.read, LocalSets.read
+    original = LocalSets.read
 
     def read(
-        reader: NgramReader, documents: NDArray[np.uint64], places: NDArray[np.uint64]
-    ) -> pa.LargeListArray:
+        sets: LocalSets, documents: NDArray[np.uint64], places: NDArray[np.uint64]
+    ) -> Any:
         found.append(len(documents))
-        return original(reader, documents, places)
+        return original(sets, documents, places)
 
-    def note_local(sets: LocalSets, keys: NDArray[np.uint64]) -> Any:
-        found.append(len(keys))
-        return read_local(sets, keys)
-
-    monkeypatch.setattr(NgramReader, "read", read)
-    monkeypatch.setattr(LocalSets, "read", note_local)
+    monkeypatch.setattr(LocalSets, "read", read)
     return found
 
 
@@ -212,8 +210,12 @@ def test_equal_sets_of_a_split_are_stored_and_read_once(
     """50 equal pages cost one set of each split."""
     text = " ".join(f"w{i}" for i in range(NUM_WORDS))
     config = write_config(tmp_path, tiny_tokenizer, [[text] * 50, [text] * 50])
-    plan = run_until(config, "fuzzy_candidates")
-    with read_like_a_bucket() as counts:
-        per_source = run_phase(FuzzyNgrams(plan), counts)
-    assert [each["requests of ngrams.bin"] for each in per_source] == [1, 1]
-    assert [each["bytes of ngrams.bin"] for each in per_source] == [4 + NGRAM_BYTES] * 2
+    plan = run_until(config, "fuzzy_dedup")
+    for phase in (FuzzyNgrams, FuzzyMemberNgrams):
+        plan.folder(phase.name).root.delete_all()
+        with read_like_a_bucket() as counts:
+            per_source = run_phase(phase(plan), counts)
+        assert [each["requests of ngrams.bin"] for each in per_source] == [1, 1]
+        assert [each["bytes of ngrams.bin"] for each in per_source] == [4 + NGRAM_BYTES] * 2
+    decisions = [row for rows in find_decisions(plan) for row in rows]
+    assert [representative for _, representative in decisions] == [0] * 99
