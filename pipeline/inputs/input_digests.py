@@ -12,12 +12,14 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from pipeline.models import registry as model_registry
 from pipeline.runs.done_records import to_json
 from storage.errors import DamagedFile
-from storage.json_schema import SHA256, Array, Integer, Object, Table, parse_json
+from storage.json_schema import OpenJsonObject, Sha256, parse_json
 from storage.local import put_file
 
 log = logging.getLogger(__name__)
@@ -30,11 +32,15 @@ SETTLED_S = 2.0
 # The memory, in the user's cache.
 MEMORY_FILE = "input-files.json"
 
-# A file's resolved path -> its digest and its state. Times can be before 1970, and inodes are
-# unsigned.
-_ENTRIES = Table(
-    Object({"sha256": SHA256, "state": Array(Integer(-(2**63), 2**64 - 1))}, is_open=True)
-)
+
+class _Entry(OpenJsonObject):
+    sha256: Sha256
+    # Times can be before 1970, and inodes are unsigned.
+    state: list[Annotated[int, Field(ge=-(2**63), lt=2**64)]]
+
+
+# By the file's resolved path.
+_ENTRIES = TypeAdapter(dict[str, _Entry])
 
 
 def compute_digests(paths: Sequence[Path]) -> list[tuple[int, str]]:

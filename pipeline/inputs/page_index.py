@@ -14,10 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import Field, TypeAdapter
 
 from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, PageQuery
@@ -26,7 +28,7 @@ from pipeline.inputs.polite_reader import PoliteReader
 from stages.settings.languages import ISO_639_3
 from storage import StorageError, StorageSettings
 from storage.errors import DamagedFile
-from storage.json_schema import Array, Integer, Object, Text, parse_json
+from storage.json_schema import MAX_INTEGER, Count, JsonObject, parse_json
 from storage.local import put_file
 
 log = logging.getLogger(__name__)
@@ -42,9 +44,14 @@ _RECORD_BYTES = 25_000
 
 _LOG_INTERVAL_S = 10.0
 
-_MATCHES = Array(
-    Object({"file": Text(), "row_group": Integer(), "num_pages": Integer(minimum=1)})
-)
+
+class _Match(JsonObject):
+    file: str
+    row_group: Count
+    num_pages: Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+
+
+_MATCHES = TypeAdapter(list[_Match])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
 import filelock
+from pydantic import TypeAdapter
 
 from pipeline.models.download import (
     AssetError,
@@ -35,16 +36,25 @@ from pipeline.models.download import (
 )
 from pipeline.runs.done_records import to_json
 from stages.cache_folder import cache_folder
-from storage.json_schema import SHA256, Integer, Object, Table, parse_json
+from storage.json_schema import Count, JsonObject, OpenJsonObject, Sha256, parse_json
 from storage.local import put_file
 
 log = logging.getLogger(__name__)
 
-# The record of an asset in the cache.
-_RECORD = Object(
-    {"files": Table(Object({"sha256": SHA256, "bytes": Integer(), "mtime_ns": Integer()}))},
-    is_open=True,
-)
+
+class _CachedFile(JsonObject):
+    sha256: Sha256
+    bytes: Count
+    mtime_ns: Count
+
+
+class _Record(OpenJsonObject):
+    """The record of an asset in the cache."""
+
+    files: dict[str, _CachedFile]
+
+
+_RECORD = TypeAdapter(_Record)
 
 Kind = Literal[
     "language-identification", "lm", "reference-classifier", "tokenizer", "text", "tool"

@@ -7,30 +7,33 @@ retractions/000001.documents.parquet     the documents that it named when it was
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
+from pydantic import Field, TypeAdapter
 
 from pipeline.retraction.request import Request, make_request
 from pipeline.runs.done_records import to_json
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_table, write_parquet
 from storage import Store
-from storage.json_schema import Array, Integer, Object, Schema, Text, parse_json
+from storage.json_schema import MAX_INTEGER, JsonObject, parse_json
 
 FOLDER = "retractions"
 
-_FIELDS: Mapping[str, Schema] = {
-    "number": Integer(1),
-    "recorded_at": Text(),
-    "reason": Text(),
-    "requested_by": Text(),
-    "urls": Array(Text()),
-    "domains": Array(Text()),
-}
-_RECORD = Object(_FIELDS)
+
+class _Record(JsonObject):
+    number: Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+    recorded_at: str
+    reason: str
+    requested_by: str
+    urls: list[str]
+    domains: list[str]
+
+
+_RECORD = TypeAdapter(_Record)
 _REMEDY = "restore the file from a copy of the run folder"
 
 

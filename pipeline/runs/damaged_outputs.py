@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import PurePosixPath
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from pipeline.runs.done_records import to_json
 from pipeline.runs.output_digests import OutputDigests
@@ -19,12 +20,21 @@ from pipeline.runs.phase_folder import DAMAGED, PhaseFolder, get_task_id
 from pipeline.runs.removed_outputs import is_removed
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from storage import Store
-from storage.json_schema import Object, Text, parse_json
+from storage.json_schema import JsonObject, parse_json
 
 # In the folder DAMAGED: files that a command found damaged, and that the next run sets aside.
 _REPORT_SUFFIX = ".report.json"
 
-_REPORT = Object(dict.fromkeys(("folder", "file", "found", "wanted", "place"), Text()))
+
+class _Report(JsonObject):
+    folder: str
+    file: str
+    found: str
+    wanted: str
+    place: str
+
+
+_REPORT = TypeAdapter(_Report)
 
 
 def check_output(folder: PhaseFolder, file: str) -> Damage | None:

@@ -8,64 +8,57 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from pipeline.runs.output_digests import count_crc_chars
 from storage.errors import DamagedFile
-from storage.json_schema import (
-    SHA256,
-    Anything,
-    Integer,
-    Object,
-    Schema,
-    Table,
-    Text,
-    parse_json,
-    show_value,
-)
+from storage.json_schema import Count, JsonObject, Sha256, parse_json, show_value
 
 _REMEDY = "run the config again: it writes this file again"
 
 # Bins of histograms are integers, also negative ones; keys of JSON objects are strings.
-_BIN = Text(re.compile(r"-?[0-9]{1,18}"), "an integer as a string")
+_Bin = Annotated[str, Field(pattern=r"^-?[0-9]{1,18}$")]
+# Binary values.
+_Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
 
-_COUNTERS = Object(
-    {"counts": Table(Integer()), "histograms": Table(Table(Integer(), keys=_BIN))}
-)
+
+class _Counters(JsonObject):
+    counts: dict[str, Count]
+    histograms: dict[str, dict[_Bin, Count]]
+
+
+class _Output(JsonObject):
+    bytes: Count
+    sha256: Sha256
+    block_crc32: _Base64
+    segments: _Base64 = ""
+
+
+class _DoneRecord(JsonObject):
+    folder: str
+    task_id: str
+    outputs: dict[str, _Output]
+    counters: _Counters
+    digest: Sha256
+    entry: Any = None
+
+
+class _Summary(JsonObject):
+    folder: str
+    task_ids: Count
+    of: str
+    counters: _Counters
+    digest: Sha256
+
 
 # Of a task that counts nothing.
 NO_COUNTERS: Mapping[str, Any] = {"counters": {"counts": {}, "histograms": {}}}
 
-# Binary values.
-_BASE64 = Text(re.compile(r"[A-Za-z0-9+/]*={0,2}"), "Base64")
-
-_DONE_RECORD = Object(
-    {
-        "folder": Text(),
-        "task_id": Text(),
-        "outputs": Table(
-            Object(
-                {"bytes": Integer(), "sha256": SHA256, "block_crc32": _BASE64},
-                optional={"segments": _BASE64},
-            )
-        ),
-        "counters": _COUNTERS,
-        "digest": SHA256,
-    },
-    optional={"entry": Anything()},
-)
-
-_SUMMARY = Object(
-    {
-        "folder": Text(),
-        "task_ids": Integer(),
-        "of": Text(),
-        "counters": _COUNTERS,
-        "digest": SHA256,
-    }
-)
+_DONE_RECORD = TypeAdapter(_DoneRecord)
+_SUMMARY = TypeAdapter(_Summary)
 
 
 def dump_record(record: Mapping[str, Any], folder: str) -> bytes:
@@ -113,7 +106,9 @@ def _seal(value: Mapping[str, Any], folder: str) -> bytes:
     return to_json({**value, "digest": _compute_digest(value)})
 
 
-def _open_sealed(content: bytes, schema: Schema, folder: str, where: str) -> dict[str, Any]:
+def _open_sealed(
+    content: bytes, schema: TypeAdapter[Any], folder: str, where: str
+) -> dict[str, Any]:
     value = parse_json(content, schema, where, _REMEDY)
     stored = value.pop("digest")
     _check_equal({"digest": _compute_digest(value)}, "digest", stored, where)

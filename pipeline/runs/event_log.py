@@ -19,17 +19,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from storage import Store
 from storage.json_schema import (
-    BOOLEAN,
-    Integer,
+    Count,
     Mismatch,
-    Nullable,
-    Number,
-    Object,
-    Schema,
-    Table,
-    Text,
+    OpenJsonObject,
+    Seconds,
+    check_json,
     load_json,
 )
 from storage.local import append_line, name_full_disk
@@ -51,34 +49,42 @@ PART_BYTES = 1 << 20
 # How far from its end a file is searched for the end of a line.
 MAX_LINE_BYTES = 1 << 20
 
-_SECONDS = Table(Number())
 
-# Kind of event -> its fields beside "time" and "event".
-_FIELDS: Mapping[str, Mapping[str, Schema]] = {
-    "RunStarted": {},
-    "RunEnded": {"why": Text()},
-    "PhaseStarted": {"phase": Text(), "num_tasks": Integer(), "num_done": Integer()},
-    "TaskFinished": {
-        "phase": Text(),
-        "task_id": Text(),
-        "seconds": _SECONDS,
-        "cpu_seconds": _SECONDS,
-        "failed": Nullable(Text()),
-        "peak_mb": Nullable(Number()),
-        "worker": Text(),
-    },
-    "PhaseFinished": {"phase": Text(), "was_complete": BOOLEAN},
-}
+class _Event(OpenJsonObject):
+    """Other versions may write other kinds of events, and further fields."""
 
-_EVENT_FIELDS: Mapping[str, Schema] = {"time": Number(), "event": Text()}
+    time: Seconds
+    event: str
 
-# Other versions may write other kinds of events, and further fields.
-_ANY_EVENT = Object(_EVENT_FIELDS, is_open=True)
 
-_SCHEMAS: Mapping[str, Schema] = {
-    kind: Object({**_EVENT_FIELDS, **fields}, is_open=True)
-    for kind, fields in _FIELDS.items()
-}
+class _RunEnded(_Event):
+    why: str
+
+
+class _PhaseStarted(_Event):
+    phase: str
+    num_tasks: Count
+    num_done: Count
+
+
+class _TaskFinished(_Event):
+    phase: str
+    task_id: str
+    seconds: dict[str, Seconds]
+    cpu_seconds: dict[str, Seconds]
+    failed: str | None
+    peak_mb: Seconds | None
+    worker: str
+
+
+class _PhaseFinished(_Event):
+    phase: str
+    was_complete: bool
+
+
+_ANY_EVENT = TypeAdapter(_Event)
+_KINDS = (_RunEnded, _PhaseStarted, _TaskFinished, _PhaseFinished)
+_SCHEMAS = {kind.__name__.removeprefix("_"): TypeAdapter(kind) for kind in _KINDS}
 
 AddEvent = Callable[[Mapping[str, Any]], None]
 
@@ -122,8 +128,8 @@ def read_events(run_folder: Store) -> Iterator[dict[str, Any]]:
 def _parse_line(line: bytes) -> dict[str, Any]:
     """Return the event in a line; raise Mismatch if it is damaged."""
     event = load_json(line)
-    _ANY_EVENT.check(event)
-    _SCHEMAS.get(event["event"], _ANY_EVENT).check(event)
+    check_json(event, _ANY_EVENT)
+    check_json(event, _SCHEMAS.get(event["event"], _ANY_EVENT))
     return event
 
 

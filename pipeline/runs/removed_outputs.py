@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pydantic import TypeAdapter
+
 from pipeline.runs.done_records import to_json
 from storage import Store
-from storage.json_schema import Array, Object, Text, parse_json
+from storage.json_schema import JsonObject, parse_json
 
 # In a phase folder: the ends of the names of its removed outputs, such as `documents.parquet`.
 REMOVED_FILE = "removed.json"
@@ -18,7 +20,12 @@ REMOVED_FILE = "removed.json"
 # `Damage.found` of a removed output.
 REMOVED = "no file, because `clean` removed it"
 
-_SCHEMA = Object({"suffixes": Array(Text())})
+
+class _Removed(JsonObject):
+    suffixes: list[str]
+
+
+_SCHEMA = TypeAdapter(_Removed)
 
 
 def list_removed(folder: Store) -> tuple[str, ...]:

@@ -8,52 +8,45 @@ run.folder("extract").list_done()
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field, TypeAdapter
 
 from config_files.reader import reread
 from pipeline.config import RunConfig, StorageConfig, change
 from pipeline.runs import event_log
 from pipeline.runs.done_records import to_json
-from pipeline.runs.phase_folder import (
-    RUN_FILE,
-    PhaseFolder,
-)
+from pipeline.runs.phase_folder import RUN_FILE, PhaseFolder
 from storage import Store, open_store
 from storage.errors import DamagedFile
-from storage.json_schema import (
-    Anything,
-    Array,
-    Integer,
-    Object,
-    Schema,
-    Table,
-    Text,
-    parse_json,
-    show_value,
-)
+from storage.json_schema import Count, JsonObject, parse_json, show_value
 
 # Names of phases and splits are parts of paths, so they hold no slash.
-_PHASE = Text(re.compile(r"[a-z_]+"), "the name of a phase")
-_FOLDER = Text(re.compile(r"[a-z_]+-[0-9a-f]{16}"), "the folder of a phase")
-_SPLIT_KEY = Text(
-    re.compile(r"[0-9]{6,9}-[0-9a-f]{8}"), "the key of an input split, 000007-0f3a5c21"
-)
+_Phase = Annotated[str, Field(pattern=r"^[a-z_]+$")]
+_Folder = Annotated[str, Field(pattern=r"^[a-z_]+-[0-9a-f]{16}$")]
+_SplitKey = Annotated[str, Field(pattern=r"^[0-9]{6,9}-[0-9a-f]{8}$")]
 
-_FIELDS: Mapping[str, Schema] = {
-    "config": Table(Anything()),
-    "folders": Table(_FOLDER, keys=_PHASE),
-    "splits": Array(_SPLIT_KEY),
-    "stages": Table(Table(Integer()), keys=_PHASE),
-}
 
-_PREVIOUS_RUN = Object({"run_dir": Text(), **_FIELDS})
+class _Run(JsonObject):
+    config: dict[str, Any]
+    folders: dict[_Phase, _Folder]
+    splits: list[_SplitKey]
+    stages: dict[_Phase, dict[str, Count]]
 
-_RUN_FILE = Object({**_FIELDS, "previous_runs": Array(_PREVIOUS_RUN)})
+
+class _PreviousRun(_Run):
+    run_dir: str
+
+
+class _RunFile(_Run):
+    previous_runs: list[_PreviousRun]
+
+
+_RUN_FILE = TypeAdapter(_RunFile)
 
 _REMEDY = "run the config again: it writes this file again"
 

@@ -17,14 +17,15 @@ import threading
 import uuid
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import filelock
+from pydantic import Field, TypeAdapter
 
 from pipeline.runs.done_records import to_json
 from storage import Store
 from storage.errors import DamagedFile
-from storage.json_schema import Integer, Object, Text, parse_json
+from storage.json_schema import Count, JsonObject, parse_json
 from storage.local import is_alive
 
 log = logging.getLogger(__name__)
@@ -37,16 +38,18 @@ EXPIRE_S = 60.0
 
 _LOCK = ".lock"
 
-# The content of a lock in an object store.
-_HOLDER = Object(
-    {
-        "machine": Text(),
-        "pid": Integer(1, 2**31 - 1),
-        "host": Text(),
-        "id": Text(),
-        "renewals": Integer(),
-    }
-)
+
+class _Holder(JsonObject):
+    """The content of a lock in an object store."""
+
+    machine: str
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
+    host: str
+    id: str
+    renewals: Count
+
+
+_HOLDER = TypeAdapter(_Holder)
 
 
 class HeldByAnother(Exception):

@@ -7,19 +7,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from storage import Store, open_store
 from storage.errors import NotFound
 from storage.json_schema import (
-    Anything,
-    Integer,
+    MAX_INTEGER,
+    Count,
+    JsonObject,
     Mismatch,
-    Nullable,
-    Number,
-    Object,
-    Table,
-    Text,
+    OpenJsonObject,
+    check_json,
 )
 from training.checkpoint.block_digests import FileDigest, compute_digest
 from training.errors import CheckpointDamaged, IncompatibleConfig
@@ -32,33 +32,31 @@ CHECKPOINT_VERSION = 2
 _NAME = re.compile(r"step-(\d{8})")
 
 
-# The keys that a resumed run reads. Exports read others. The loader verifies its own state.
-_CONTENT = Object(
-    {
-        "step": Integer(),
-        "world_size": Integer(minimum=1),
-        "rows": Table(Anything()),
-        "guard": Object(
-            {
-                "num_bad": Integer(),
-                "in_a_row": Integer(),
-                "mean_norm": Nullable(Number()),
-                "num_rewinds": Integer(),
-                "rewound_to": Nullable(Integer()),
-            }
-        ),
-        "skipped_steps": Integer(),
-        "files": Table(
-            Object(
-                {
-                    "num_bytes": Integer(),
-                    "xxh3_128": Text(re.compile("[0-9a-f]{32}"), "32 hexadecimal digits"),
-                }
-            )
-        ),
-    },
-    is_open=True,
-)
+class _Guard(JsonObject):
+    num_bad: Count
+    in_a_row: Count
+    mean_norm: Annotated[float, Field(ge=0)] | None
+    num_rewinds: Count
+    rewound_to: Count | None
+
+
+class _File(JsonObject):
+    num_bytes: Count
+    xxh3_128: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class _Content(OpenJsonObject):
+    """The keys that a resumed run reads. Exports read others. The loader verifies its own state."""
+
+    step: Count
+    world_size: Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+    rows: dict[str, Any]
+    guard: _Guard
+    skipped_steps: Count
+    files: dict[str, _File]
+
+
+_CONTENT = TypeAdapter(_Content)
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def _check_content(content: Mapping[str, Any], where: str) -> None:
         CheckpointDamaged: names the first key that is missing or has an invalid value.
     """
     try:
-        _CONTENT.check(content)
+        check_json(content, _CONTENT)
     except Mismatch as error:
         fault = f"{error.key}: wanted {error.wanted}, found {error.found}"
         raise CheckpointDamaged(f"{where} has invalid values: {fault}") from error
