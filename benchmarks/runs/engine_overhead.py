@@ -37,14 +37,14 @@ from benchmarks.demo_chain import load_demo_config
 from benchmarks.frame import finish, make_parser
 from benchmarks.result_file import REPOSITORY
 from benchmarks.runs.process_tree import ProcessTree
-from pipeline.execution.choose_engine import start_ray_early
+from pipeline.cli import postpone_garbage_collection
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.execution.inline import Engine
+from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.task import TaskResult, run_task
 from pipeline.phases import registry
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
-from pipeline.start_up import postpone_garbage_collection
 
 ENTRANTS = ("bare pool", "ray")
 WORKERS = 2
@@ -90,8 +90,8 @@ def run_entrant(entrant: str, megabytes: float, run_dir: Path) -> None:
         )
         plan = make_plan(config)
         _report_step("imports and plan")
-        early = None if entrant == "bare pool" else start_ray_early(config)
-        engine = early or BarePool(config.engine)
+        kind = BarePool if entrant == "bare pool" else RayEngine
+        engine = kind(config.engine)
         engine.start()
     _report_step("start")
     for event in run(plan, engine):

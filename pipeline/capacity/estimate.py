@@ -25,10 +25,6 @@ from pipeline.capacity.model import Cluster, CostModel, RunEstimate
 from pipeline.config import RunConfig
 from pipeline.phases.run_plan import RunPlan
 
-# Memory of the machine that estimates assume: it must not limit the number of tasks at a
-# time.
-ENOUGH_MEMORY_GB = 1e6
-
 
 def estimate(
     config: RunConfig,

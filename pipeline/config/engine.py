@@ -60,7 +60,7 @@ class EngineConfig(Settings):
         default="auto",
         description="ray: on Ray Data, on the cluster of RAY_ADDRESS or on this machine; "
         "inline: in this process, one task after the other; auto: the cluster if RAY_ADDRESS is "
-        "set, else the faster one by the estimate of `plan`.",
+        "set, else by the size of the input: Ray from 64 MB on (WARC files: 320 MB).",
     )
     workers: int | None = Field(
         default=None,

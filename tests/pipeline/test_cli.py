@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import postpone_garbage_collection
 from tests.conftest import REPOSITORY, wet_record
 from tests.pipeline.command_process import run_command
 from tests.pipeline.conftest import Small
@@ -155,3 +158,14 @@ def wait_for_task(process: subprocess.Popen[str], log: Path) -> None:
             return
         time.sleep(0.02)
     pytest.fail(f"the run ended before its first task: {process.communicate()}")
+
+
+def test_garbage_is_collected_again_after_the_start() -> None:
+    """It is not collected in the block, and afterwards also if the block fails."""
+    is_enabled: list[bool] = []
+    with contextlib.suppress(ValueError), postpone_garbage_collection():
+        is_enabled.append(gc.isenabled())
+        raise ValueError("wrong config")
+    is_enabled.append(gc.isenabled())
+    gc.unfreeze()
+    assert is_enabled == [False, True]

@@ -6,7 +6,6 @@ object store: a task reads and writes files, and only its small result comes bac
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -30,7 +29,6 @@ from pipeline.config import RunConfig
 from pipeline.errors import EngineLost, RunAborted
 from pipeline.execution.inline import Engine
 from pipeline.execution.on_ray.dispatch import map_groups
-from pipeline.execution.on_ray.early_start import StartThread, start_workers
 from pipeline.execution.on_ray.failures import (
     CHECK_S,
     describe_failure,
@@ -80,7 +78,6 @@ class RayEngine(Engine):
     _is_started = False
     _is_checked = False
     _is_lost = False
-    _thread: StartThread | None = None
     # The processes of a Ray that this process has started. All of them must live.
     _processes: Sequence[Process] = ()
 
@@ -150,31 +147,6 @@ class RayEngine(Engine):
         if self._is_started:
             return
         self._import_ray()
-        if self._thread is None or not self._thread.wait():
-            self._start_here()
-        self._is_started = True
-
-    def start_early(self) -> None:
-        """Start Ray and its workers in a thread. `start` waits for it, and raises its error."""
-        if self._thread is not None or self._is_started:
-            return
-        # Not in the thread: two threads that import the same package may see half of it.
-        self._import_ray()
-        self._thread = StartThread(self._start_in_thread)
-
-    def _import_ray(self) -> None:
-        # Ray reads these when it is imported.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        if self._is_local:
-            os.environ[LOOPBACK_SWITCH] = "0"
-        from ray.data import DataContext
-
-        for name in ("ray.data", "ray"):  # after the import, which sets its own level
-            logging.getLogger(name).setLevel(logging.ERROR)
-        DataContext.get_current().enable_progress_bars = False
-
-    def _start_here(self) -> None:
         on_terminate = signal.getsignal(signal.SIGTERM)
         try:
             if self._is_local:
@@ -187,11 +159,19 @@ class RayEngine(Engine):
                 and threading.current_thread() is threading.main_thread()
             ):
                 signal.signal(signal.SIGTERM, on_terminate)  # Ray replaces the handler
+        self._is_started = True
 
-    def _start_in_thread(self) -> None:
-        self._start_here()
+    def _import_ray(self) -> None:
+        # Ray reads these when it is imported.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if self._is_local:
-            start_workers(self.config.workers or os.cpu_count() or 1)
+            os.environ[LOOPBACK_SWITCH] = "0"
+        from ray.data import DataContext
+
+        for name in ("ray.data", "ray"):  # after the import, which sets its own level
+            logging.getLogger(name).setLevel(logging.ERROR)
+        DataContext.get_current().enable_progress_bars = False
 
     def _join_cluster(self) -> None:
         import ray
@@ -245,19 +225,10 @@ class RayEngine(Engine):
         )
 
     def __exit__(self, *exc: object) -> None:
-        thread, self._thread = self._thread, None
-        is_interrupted = exc[0] is not None and not isinstance(exc[1], Exception)
-        if (
-            thread is not None and not self._is_started
-        ):  # the run ends before its first task
-            is_interrupted = True
-            with contextlib.suppress(Exception):  # the cause of this end is reported
-                self._is_started = thread.wait()
         if self._is_started:
             self._is_started = False
+            is_interrupted = exc[0] is not None and not isinstance(exc[1], Exception)
             self._stop(is_interrupted=is_interrupted)
-        if thread is not None:
-            thread.close()
 
     def _stop(self, *, is_interrupted: bool) -> None:
         if self._is_lost:
