@@ -163,7 +163,10 @@ def measure(pairs_per_forest: int, memory_mb: int, folder: Path) -> dict[str, An
         write_forests(plan, make_forests(pairs), NUM_FORESTS)
         figures = merge(plan)
     phase = FuzzyMerge(plan)
-    rows = [phase.read_clusters(i)["documents"] for i in range(phase.count_batches())]
+    rows = [
+        phase.read_clusters(i)["documents"]
+        for i in range(phase.counters().counts["batches"])
+    ]
     num_documents = sum(len(documents.flatten()) for documents in rows)
     forests = phase.plan.folder(FuzzyClusters.name).root
     forest_bytes = sum(forests.get_size(name) for name in forests.list_names())

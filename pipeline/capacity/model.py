@@ -16,6 +16,7 @@ from pipeline.capacity.resources import make_request
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
+from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import MergedArtifact
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams, Rule
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
@@ -497,12 +498,14 @@ class CostModel:
     def _estimate_traffic(self, phase: type[Phase]) -> _Traffic:
         """Return what the tasks of a phase read and write, by how many requests."""
         num_tasks, traffic = self.count_tasks(phase), _Traffic()
-        opened: set[str] = set()  # parents, whose records are read
+        # Parents, whose records are read. N-grams have CRCs of their own.
+        opened: set[str] = set()
         for read in list_reads(phase, self.config):
             parent = registry.find_phase(read.artifact.phase)
             if read.artifact.kind in self._estimate_written(parent):
                 self._add_read(traffic, phase, read, num_tasks)
-                opened |= {parent.name} if read.cut_by is None else set()
+                if read.cut_by is None and read.artifact is not Annotate.ngrams:
+                    opened.add(parent.name)
         traffic.gets += len(opened) * num_tasks * costs.GETS_PER_RECORD
         traffic.gets += self._count_record_reads(phase, num_tasks) * costs.GETS_PER_RECORD
         traffic.puts += num_tasks * costs.PUTS_PER_TASK

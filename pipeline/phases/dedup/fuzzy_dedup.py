@@ -65,14 +65,14 @@ class FuzzyDedup(PartitionPhase):
         """Return a name per group of batches of clusters; none where the phase is off."""
         if self.config.fuzzy_dedup is None:
             return []
-        return list(FuzzyMerge(self.plan).group_batches())
+        return list(FuzzyMerge(self.plan).batches_of_tasks)
 
     def run(self, task_id: str) -> None:
         """Write the documents to drop of some batches of clusters."""
         merge, counters = FuzzyMerge(self.plan), Counters()
         found = [np.empty((0, 2), np.uint64)]
         with FuzzyMemberNgrams(self.plan).receive(self, task_id) as sets:
-            for index in merge.group_batches()[task_id]:
+            for index in merge.batches_of_tasks[task_id]:
                 clusters = merge.read_clusters(index)
                 num_members = pc.sum(pc.list_value_length(clusters["documents"])).as_py()
                 counters.add("clustered", num_members)

@@ -32,7 +32,7 @@ class FuzzyMembers(PartitionPhase):
     def task_ids(self) -> list[str]:
         """Return the ids of the tasks of fuzzy_dedup; none without a rule."""
         has_rule = Rule.from_config(self.config) is not None
-        return list(FuzzyMerge(self.plan).group_batches()) if has_rule else []
+        return list(FuzzyMerge(self.plan).batches_of_tasks) if has_rule else []
 
     def run(self, task_id: str) -> None:
         """Write the places of the documents' n-grams."""
@@ -40,7 +40,7 @@ class FuzzyMembers(PartitionPhase):
         assert rule is not None
         counters, wanted = Counters(), WantedSets()
         merge = FuzzyMerge(self.plan)
-        for index in merge.group_batches()[task_id]:
+        for index in merge.batches_of_tasks[task_id]:
             clusters = merge.read_clusters(index)
             compared = clusters.filter(pa.array(~are_decided(clusters, rule)))
             wanted.add(*(_flatten(compared[name]) for name in ("documents", "ngrams")))

@@ -126,13 +126,14 @@ class FuzzyMerge(PartitionPhase):
         self._resolve_previous(components)
         with self.folder.commit(task_id) as output:
             counters = Counters()
-            num_clusters = write_clusters(
+            num_clusters, num_batches = write_clusters(
                 str(output.path(self.clusters.file_name(task_id))),
                 components,
                 len(self.plan.previous_splits) << 32,
                 MEMBERS_PER_BATCH,
             )
             counters.add("clusters", num_clusters)
+            counters.add("batches", num_batches)
             counters.add("ngrams", int(count_ngrams(components.places).sum()))
             output.record = {"counters": counters.to_json()}
 
@@ -165,17 +166,13 @@ class FuzzyMerge(PartitionPhase):
                 is_dropped[:] = False
             scores[here] = np.where(is_dropped, LEFT_OUT, np.inf)
 
-    def count_batches(self) -> int:
-        """Return the number of batches of clusters."""
-        with self._open_clusters() as source:
-            return pa.ipc.open_file(source).num_record_batches
-
-    def group_batches(self) -> dict[str, range]:
-        """Return the id of each task of fuzzy_dedup, and its batches of clusters."""
-        num_batches = self.count_batches()
+    @cached_property
+    def batches_of_tasks(self) -> dict[str, range]:
+        """The id of each task of fuzzy_dedup, and its batches of clusters."""
+        counts = self.counters().counts
+        num_batches = counts.get("batches", 0)
         num_sources = len(self.plan.previous_splits) + len(self.plan.splits)
-        ngram_bytes = 4 * self.counters().counts.get("ngrams", 0)
-        num_tasks = count_tasks(num_batches, num_sources, ngram_bytes)
+        num_tasks = count_tasks(num_batches, num_sources, 4 * counts.get("ngrams", 0))
         edges = [num_batches * i // max(1, num_tasks) for i in range(num_tasks + 1)]
         ranges = itertools.starmap(range, itertools.pairwise(edges))
         return dict(zip(name_partitions(num_tasks), ranges, strict=True))

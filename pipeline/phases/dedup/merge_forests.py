@@ -159,7 +159,7 @@ def _merge(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.uin
 
 def write_clusters(
     path: str, components: Components, first_own_id: int, members_per_batch: int
-) -> int:
+) -> tuple[int, int]:
     """Write the clusters of two or more documents with one of this run, in batches.
 
     Args:
@@ -169,9 +169,9 @@ def write_clusters(
         members_per_batch: documents of a batch, except that no cluster is divided.
 
     Returns:
-        The number of clusters.
+        The number of clusters, and of batches.
     """
-    num_clusters = 0
+    num_clusters = num_batches = 0
     found = (
         _make_clusters(components, positions, first_own_id)
         for positions in components.clusters()
@@ -180,7 +180,8 @@ def write_clusters(
         for batch in _divide(found, members_per_batch):
             file.write_batch(batch)
             num_clusters += batch.num_rows
-    return num_clusters
+            num_batches += 1
+    return num_clusters, num_batches
 
 
 def _make_clusters(

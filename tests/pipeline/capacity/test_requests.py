@@ -23,6 +23,10 @@ from storage.retries import requests
 from tests.conftest import wet_record
 
 NUM_SPLITS = 8
+NUM_SIMILAR = 50
+
+# Reads of records of the parents, which are not estimated: a few per phase and task.
+MAX_FIXED = 12
 
 # Phases whose requests are as estimated, within 20 %.
 COUNTED = (
@@ -30,6 +34,12 @@ COUNTED = (
     "paragraph_dedup",
     "annotate",
     "fuzzy_candidates",
+    "fuzzy_ngrams",
+    "fuzzy_clusters",
+    "fuzzy_merge",
+    "fuzzy_members",
+    "fuzzy_member_ngrams",
+    "fuzzy_dedup",
     "select",
     "tokenize",
     "write_shards",
@@ -49,6 +59,8 @@ def config(
     words = (
         np.random.default_rng(0).integers(0, 50_000, (NUM_SPLITS, 700, 25, 20)).astype(str)
     )
+    # The first pages of all splits are near-duplicates: one word of each line differs.
+    words[:, :NUM_SIMILAR, :, 1:] = words[0, :NUM_SIMILAR, :, 1:]
     for split, texts in enumerate(words):
         records: list[bytes] = []
         for number, lines in enumerate(texts):
@@ -60,7 +72,7 @@ def config(
         "input": {"files": [f"{bucket_store}/input/*.warc.wet.gz"]},
         "run_dir": f"{bucket_store}/run",
         "paragraph_dedup": {"keep": "keep_first"},
-        "annotate": {"language": {"model": str(lid_file)}, "minhash": {"threshold": 0.5}},
+        "annotate": {"language": {"model": str(lid_file)}, "minhash": {"threshold": 0.4}},
         "fuzzy_dedup": {},
         "select": {"language": None},
         "tokenize": {"tokenizer": str(tiny_tokenizer)},
@@ -83,7 +95,7 @@ def count_requests(config: RunConfig) -> dict[str, Counter[str]]:
 
 
 def test_a_run_in_a_bucket_sends_the_requests_of_its_estimate(config: RunConfig) -> None:
-    """Reads and writes of each phase are within 20 % of the estimate."""
+    """Reads and writes of each phase are within 20 % of the estimate, or a dozen reads."""
     sent = count_requests(config)
     rates = fit([RunFolder.open(config.run_dir)])
     expected = estimate(
@@ -95,5 +107,6 @@ def test_a_run_in_a_bucket_sends_the_requests_of_its_estimate(config: RunConfig)
     )
     for phase in expected.phases:
         if phase.name in COUNTED:
-            assert phase.num_gets == pytest.approx(sent[phase.name]["get"], rel=0.2)
-            assert phase.num_puts == pytest.approx(sent[phase.name]["put"], rel=0.2)
+            gets, puts = sent[phase.name]["get"], sent[phase.name]["put"]
+            assert phase.num_gets == pytest.approx(gets, rel=0.2, abs=MAX_FIXED), phase.name
+            assert phase.num_puts == pytest.approx(puts, rel=0.2), phase.name

@@ -57,7 +57,9 @@ def find_clusters(forests: list[NDArray[np.uint64]]) -> set[tuple[int, ...]]:
 def read_clusters(plan: RunPlan) -> set[tuple[int, ...]]:
     """Return the clusters that were written, each in the order of its ids."""
     phase = FuzzyMerge(plan)
-    batches = [phase.read_clusters(index) for index in range(phase.count_batches())]
+    batches = [
+        phase.read_clusters(index) for index in range(phase.counters().counts["batches"])
+    ]
     rows = [row for batch in batches for row in batch["documents"].to_pylist()]
     return {tuple(sorted(row)) for row in rows}
 
@@ -102,4 +104,4 @@ def test_one_large_cluster_is_merged_by_ranges(
 def test_no_pairs_give_no_clusters(tmp_path: Path) -> None:
     """All partitions have empty forests."""
     plan, _ = merge_in(tmp_path / "one", [np.empty((0, 2), np.uint64)] * NUM_FORESTS)
-    assert FuzzyMerge(plan).count_batches() == 0
+    assert FuzzyMerge(plan).batches_of_tasks == {}
