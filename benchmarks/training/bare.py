@@ -7,6 +7,8 @@ checkpoints; losses are never looked at, so nothing waits for the device within 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+
+from benchmarks.training.cases import Case
+from benchmarks.training.entrants import measure_rounds, time_steps
 
 # Batches in memory, which are repeated.
 NUM_BATCHES = 4
@@ -88,68 +93,36 @@ class Model(nn.Module):
         )
 
 
-def draw_token_batches(spec: Mapping[str, Any]) -> Tensor:
+def draw_token_batches(case: Case) -> Tensor:
     """Return (NUM_BATCHES, B, T + 1) int64 ids by Zipf's law; the last column is only a label."""
-    shape = (NUM_BATCHES, spec["micro_batch_rows"], spec["seq_len"] + 1)
+    shape = (NUM_BATCHES, case.micro_batch_rows, case.seq_len + 1)
     drawn = np.random.default_rng(2).zipf(1.2, shape)
-    return torch.from_numpy(np.minimum(drawn, spec["vocab_size"] - 1).astype(np.int64))
+    return torch.from_numpy(np.minimum(drawn, case.size.vocab_size - 1).astype(np.int64))
 
 
-class Bare:
-    """Model, optimizer and batches of the bare loop."""
+def measure_bare(case: Case) -> dict[str, Any]:
+    """Measure the bare loop."""
+    began = time.perf_counter()
+    size = case.size
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    with device:
+        model = Model(size.shape, size.vocab_size, case.seq_len)
+    compiled = torch.compile(model) if size.compile else model
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
+    batches = itertools.cycle(draw_token_batches(case).to(device))
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda" if cuda else "cpu")
-        rows, seq_len, vocab_size = (
-            spec["micro_batch_rows"],
-            spec["seq_len"],
-            spec["vocab_size"],
-        )
-        self.micro_batches = spec["global_batch_rows"] // rows
-        self.tokens_per_step = spec["global_batch_rows"] * seq_len
-        torch.manual_seed(0)
-        with self.device:
-            self.model = Model(spec["shape"], vocab_size, seq_len)
-        self.compiled = torch.compile(self.model) if spec["compile"] else self.model
-        matrices = [p for p in self.model.parameters() if p.ndim > 1]
-        others = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": 0.1},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
-        self.batches = draw_token_batches(spec).to(self.device)
-        self.position = 0
+    def step() -> None:
+        for batch in itertools.islice(batches, size.micro_batches):
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = compiled(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            (loss / size.micro_batches).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
-    def run(self, steps: int) -> dict[str, Any]:
-        """Return speed and step times of a round, without its first step."""
-        self._step()
-        self._synchronize()
-        began = time.perf_counter()
-        for _ in range(steps):
-            self._step()
-        self._synchronize()
-        seconds = time.perf_counter() - began
-        return {
-            "tokens_per_s": steps * self.tokens_per_step / seconds,
-            "step_s": [seconds / steps] * steps,
-        }
-
-    def close(self) -> None:
-        """Do nothing; the process frees the memory."""
-
-    def _step(self) -> None:
-        for _ in range(self.micro_batches):
-            batch = self.batches[self.position % len(self.batches)]
-            self.position += 1
-            with torch.autocast(self.device.type, torch.bfloat16):
-                loss = self.compiled(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
-            (loss / self.micro_batches).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+    return measure_rounds(case, functools.partial(time_steps, case, step), began)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import statistics
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -12,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import result_file
-from benchmarks.training.gpu_parts import name_ours
-from benchmarks.training.gpu_runner import Suite
-from benchmarks.training.gpu_sizes import FULL, Size
+from benchmarks.training.cases import FULL, Size
 
 # Dense bf16 FLOP/s of an H100 SXM or H200 (NVIDIA's data sheets, without sparsity).
 PEAK_FLOPS = 989e12
@@ -29,97 +28,86 @@ MAX_STALL_SHARE = 0.005
 PEAKS = ("active_peak_gib", "reserved_peak_gib")
 LAST_ROUND_FIGURES = ("stall_share", "loss", "offloaded_gib_per_step")
 
-# Variants that send activations to the host, and those that they are compared with.
-OFFLOADS = {
-    "offload": "",
-    "save_on_cpu": "",
-    "checkpointing full, offload": "checkpointing full",
-}
-
 LIBRARIES = ("torch", "triton", "torchao", "torchtitan", "numpy", "transformers")
 
-
-def summarize(suite: Suite) -> dict[str, Any]:
-    """Return speed, MFU and memory of each entrant, and the goals."""
-    rows = {
-        name: _summarize_entrant(suite, name)
-        for name, entrant in suite.entrants.items()
-        if entrant["rounds"]
-    }
-    findings = dict(suite.findings)
-    short = suite.size.seq_lens[0]
-    for variant, without in OFFLOADS.items():
-        overlap = measure_overlap(
-            suite, name_ours(short, variant), name_ours(short, without)
-        )
-        if overlap is not None:
-            findings[f"offload: {variant}"] = overlap
-    return {
-        "entrants": rows,
-        "findings": findings,
-        "skipped": suite.skipped,
-        "goals": judge_goals(rows, suite.size),
-        "checks": suite.checks,
-    }
+Entrants = Mapping[str, Mapping[str, Any]]
 
 
-def _summarize_entrant(suite: Suite, name: str) -> dict[str, Any]:
+def name_ours(seq_len: int, variant: str = "") -> str:
+    """Return the name of an entrant of this project."""
+    return f"ours, {seq_len}{', ' + variant if variant else ''}"
+
+
+def summarize(
+    size: Size, entrants: Entrants, findings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return speed, MFU and memory of each entrant, other findings, and the goals."""
+    rows = {name: _summarize_entrant(size, found) for name, found in entrants.items()}
+    findings = {name: found for name, found in findings.items() if found is not None}
+    for name, found in entrants.items():
+        if "garbage" in found:
+            findings["garbage"] = found["garbage"]
+        if name.endswith("offload"):
+            without = entrants.get(name.removesuffix(", offload"))
+            if without is not None:
+                findings[f"overlap: {name}"] = measure_overlap(found, without)
+    return {"entrants": rows, "findings": findings, "goals": judge_goals(rows, size)}
+
+
+def _summarize_entrant(size: Size, entrant: Mapping[str, Any]) -> dict[str, Any]:
     from training.config import ModelConfig
     from training.model.size import count_flops_per_token
 
-    entrant = suite.entrants[name]
     rounds, seq_len = entrant["rounds"], entrant["seq_len"]
-    tokens_per_s = suite.median_tokens_per_s(name)
-    assert tokens_per_s is not None
-    model = ModelConfig(**suite.size.shape, vocab_size=suite.size.vocab_size)
-    flops = count_flops_per_token(model, suite.size.vocab_size, seq_len)
+    tokens_per_s = statistics.median(found["tokens_per_s"] for found in rounds)
+    model = ModelConfig(**size.shape, vocab_size=size.vocab_size)
+    flops = count_flops_per_token(model, size.vocab_size, seq_len)
     row: dict[str, Any] = {
         "seq_len": seq_len,
         "tokens_per_s": round(tokens_per_s, 1),
-        "rounds_tokens_per_s": [round(r["tokens_per_s"], 1) for r in rounds],
+        "rounds_tokens_per_s": [round(found["tokens_per_s"], 1) for found in rounds],
         "mfu": round(tokens_per_s * flops / PEAK_FLOPS, 6),
-        "step_s": suite.median_step_s(name),
-        "longest_step_s": max(max(r["step_s"]) for r in rounds),
+        "step_s": _take_median_step(entrant),
+        "longest_step_s": max(max(found["step_s"]) for found in rounds),
         "start_s": round(entrant["start_s"], 1),
-        "in_turns": any(r["beside"] for r in rounds),
     }
     for key in PEAKS:
         if key in rounds[0]:
-            row[key] = max(r[key] for r in rounds)
+            row[key] = max(found[key] for found in rounds)
     for key in LAST_ROUND_FIGURES:
         if key in rounds[-1]:
             row[key] = rounds[-1][key]
-    for key, value in entrant["planned"].items():
-        row[f"planned_{key}"] = round(value, 6)
+    for key in ("planned_gib", "planned_activations_gib"):
+        if key in entrant:
+            row[key] = round(entrant[key], 6)
     return row
 
 
+def _take_median_step(entrant: Mapping[str, Any]) -> float:
+    seconds: list[float] = []
+    for found in entrant["rounds"]:
+        seconds += found["step_s"]
+    return statistics.median(seconds)
+
+
 def measure_overlap(
-    suite: Suite, with_offload: str, without: str
-) -> dict[str, float] | None:
+    with_offload: Mapping[str, Any], without: Mapping[str, Any]
+) -> dict[str, float]:
     """Return how much of the copying is hidden behind computation.
 
     copy_s: bytes out and back, at the speed that copies have alone. exposed_s: the additional
     time of a step. overlap_share: the part of copy_s that is not exposed. It is at most
     hideable_share, because a step has no more computation to hide behind.
     """
-    step_s = suite.median_step_s(with_offload)
-    step_without_s = suite.median_step_s(without)
-    if step_s is None or step_without_s is None:
-        return None
+    step_s, step_without_s = _take_median_step(with_offload), _take_median_step(without)
     exposed_s = max(0.0, step_s - step_without_s)
     found = {"step_s": step_s, "step_without_s": step_without_s, "exposed_s": exposed_s}
-    # torch's save_on_cpu does not report what it sends: what ours does, and weights besides.
-    sender = with_offload.replace("save_on_cpu", "offload")
-    sent_gib = 0.0
-    for figures in suite.entrants.get(sender, {"rounds": []})["rounds"]:
-        sent_gib = max(sent_gib, figures["offloaded_gib_per_step"])
-    speeds = suite.findings.get("copy", {})
-    if speeds and sent_gib:
-        sent_gb = sent_gib * 2**30 / 1e9
-        copy_s = sent_gb / speeds["out_gb_per_s"] + sent_gb / speeds["back_gb_per_s"]
+    if "out_gb_per_s" in with_offload:
+        rounds = with_offload["rounds"]
+        sent_gb = max(each["offloaded_gib_per_step"] for each in rounds) * 2**30 / 1e9
+        copy_s = sent_gb / with_offload["out_gb_per_s"]
+        copy_s += sent_gb / with_offload["back_gb_per_s"]
         found |= {
-            "sent_gib": sent_gib,
             "copy_s": copy_s,
             "overlap_share": max(0.0, 1 - exposed_s / copy_s),
             "hideable_share": min(1.0, step_without_s / copy_s),

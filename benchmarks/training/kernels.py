@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +15,13 @@ from torch.nn.attention import (
     sdpa_kernel,
 )
 
+from benchmarks.training.apart import describe_error
+from benchmarks.training.cases import Case
+from benchmarks.training.entrants import synchronize
 from training.model.attention import AttentionMask, attend, make_block_mask
 from training.model.loss import chunked_cross_entropy
+from training.planning.gpus import GIB
 
-GIB = 2**30
 CHUNK_TOKENS = 4096
 
 # The vocabulary of Llama 3, beside that of the suite's model.
@@ -33,84 +36,72 @@ GROUP = 4
 Form = Callable[[], Any]
 
 
-class Kernels:
-    """An entrant without a model: it measures kernels on random numbers."""
+def choose_device() -> tuple[torch.device, torch.dtype]:
+    """Return the GPU and bf16, or the CPU and fp32."""
+    if torch.cuda.is_available():
+        return torch.device("cuda"), torch.bfloat16
+    return torch.device("cpu"), torch.float32
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        self.spec = spec
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
-    def run(self, steps: int, kernel: str | None = None) -> dict[str, Any]:
-        """Return the figures of each form of a kernel; without a kernel, nothing."""
-        torch.manual_seed(0)
-        if kernel == "loss":
-            return self._measure_losses(steps)
-        return self._measure_attention(steps) if kernel == "attention" else {}
+def measure_losses(case: Case) -> dict[str, Any]:
+    """Measure forms of the loss on the tokens of a micro-batch, at one or two vocabularies."""
+    torch.manual_seed(0)
+    device, dtype = choose_device()
+    found: dict[str, Any] = {}
+    vocabularies = [case.size.vocab_size]
+    if device.type == "cuda":
+        vocabularies.append(LARGE_VOCABULARY)
+    for vocab_size in vocabularies:
+        forms = make_losses(case, vocab_size, device, dtype)
+        for name, form in forms.items():
+            found[f"{name}, vocabulary {vocab_size}"] = _time(form, case.size.steps)
+    return found
 
-    def close(self) -> None:
-        """Do nothing; the process frees the memory."""
 
-    def _measure_losses(self, steps: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        vocabularies = [self.spec["vocab_size"]]
-        if self.device.type == "cuda":
-            vocabularies.append(LARGE_VOCABULARY)
-        for vocab_size in vocabularies:
-            forms = make_losses(self.spec, vocab_size, self.device, self.dtype)
-            for name, form in forms.items():
-                found[f"{name}, vocabulary {vocab_size}"] = self._time(form, steps)
-        return found
+def measure_attention(case: Case) -> dict[str, Any]:
+    """Measure kernels of attention on the tokens of a micro-batch, at both lengths and two widths of heads."""
+    torch.manual_seed(0)
+    device, dtype = choose_device()
+    found: dict[str, Any] = {}
+    size, dim = case.size, case.size.shape["dim"]
+    usual = dim // size.shape["num_heads"]
+    for seq_len in size.seq_lens:
+        for head_dim in (usual, 2 * usual):
+            num_rows = size.micro_batch_tokens // seq_len
+            heads = make_heads(
+                (num_rows, seq_len, dim // head_dim, head_dim), device, dtype
+            )
+            for name, form in make_attention(*heads, compiles=size.compile).items():
+                found[f"{name}, {seq_len}, head {head_dim}"] = _time(form, size.steps)
+    return found
 
-    def _measure_attention(self, steps: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        shape, tokens = self.spec["shape"], self.spec["micro_batch_rows"]
-        tokens *= self.spec["seq_len"]
-        usual = shape["dim"] // shape["num_heads"]
-        for seq_len in self.spec["seq_lens"]:
-            for head_dim in (usual, 2 * usual):
-                sizes = tokens // seq_len, seq_len, shape["dim"] // head_dim, head_dim
-                heads = make_heads(sizes, self.device, self.dtype)
-                forms = make_attention(*heads, compiles=self.spec["compile"])
-                for name, form in forms.items():
-                    key = f"{name}, {seq_len}, head {head_dim}"
-                    found[key] = self._time(form, steps)
-        return found
 
-    def _time(self, form: Form, steps: int) -> dict[str, Any]:
-        """Return the mean time of a call and its memory, or the error."""
-        try:
-            form()  # compiles
-            self._synchronize()
-            held = self._reset_peak()
-            began = time.perf_counter()
-            for _ in range(steps):
-                form()
-            self._synchronize()
-            found = {"ms": (time.perf_counter() - began) / steps * 1000}
-            if self.device.type == "cuda":
-                found["peak_gib"] = (torch.cuda.max_memory_allocated() - held) / GIB
-        except Exception as error:  # noqa: BLE001 - other forms can still be measured
-            return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-        return found
-
-    def _reset_peak(self) -> int:
-        """Return the bytes that are allocated, and measure the peak from now on."""
-        if self.device.type != "cuda":
-            return 0
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+def _time(form: Form, num_steps: int) -> dict[str, Any]:
+    """Return the mean time of a call and its memory, or the error."""
+    try:
+        form()  # compiles
+        synchronize()
+        held = 0
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            held = torch.cuda.memory_allocated()
+        began = time.perf_counter()
+        for _ in range(num_steps):
+            form()
+        synchronize()
+        found = {"ms": (time.perf_counter() - began) / num_steps * 1000}
+        if torch.cuda.is_available():
+            found["peak_gib"] = (torch.cuda.max_memory_allocated() - held) / GIB
+    except Exception as error:  # noqa: BLE001 - other forms can still be measured
+        return {"error": describe_error(error)}
+    return found
 
 
 def make_losses(
-    spec: Mapping[str, Any], vocab_size: int, device: torch.device, dtype: torch.dtype
+    case: Case, vocab_size: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Form]:
     """Return forward and backward of each form of the loss that is installed."""
-    num_tokens, dim = spec["micro_batch_rows"] * spec["seq_len"], spec["shape"]["dim"]
+    num_tokens, dim = case.size.micro_batch_tokens, case.size.shape["dim"]
     settings: dict[str, Any] = {"device": device, "dtype": dtype}
     hidden = torch.randn(num_tokens, dim, **settings).requires_grad_()
     weight = (torch.randn(vocab_size, dim, **settings) * 0.02).requires_grad_()
@@ -126,7 +117,7 @@ def make_losses(
         return total
 
     forms = {"eager": differentiate(lambda: compute_ours(is_compiled=False))}
-    if spec["compile"]:
+    if case.size.compile:
         forms["compiled"] = differentiate(lambda: compute_ours(is_compiled=True))
     fused: Any = getattr(torch.nn.functional, "linear_cross_entropy", None)
     if fused is not None:  # torch 2.13

@@ -6,12 +6,12 @@ no recomputation, gradients accumulated over micro-batches. It saves and logs no
 
 from __future__ import annotations
 
+import functools
 import importlib
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.training.bare import draw_token_batches
+from benchmarks.training.cases import Case, Size
+from benchmarks.training.entrants import imitate_torchrun, measure_rounds, time_steps
 
 SPEC_NAME = FLAVOR = "benchmark"
 
@@ -31,50 +33,31 @@ UNUSED = {
 }
 
 
-class Titan:
-    """torchtitan's trainer, built from its JobConfig."""
+def open_trainer(case: Case) -> Any:
+    """Return torchtitan's trainer, built from its JobConfig."""
+    imitate_torchrun()
+    replace_missing_modules()
+    if not torch.cuda.is_available():
+        _use_cpu()
+    from torchtitan.protocols.train_spec import register_train_spec
+    from torchtitan.train import Trainer
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        os.environ.update(
-            RANK="0",
-            LOCAL_RANK="0",
-            WORLD_SIZE="1",
-            MASTER_ADDR="localhost",
-            MASTER_PORT=str(spec["port"]),
-        )
-        replace_missing_modules()
-        if not torch.cuda.is_available():
-            _use_cpu()
-        from torchtitan.protocols.train_spec import register_train_spec
-        from torchtitan.train import Trainer
+    register_train_spec(SPEC_NAME, _make_train_spec(case))
+    return Trainer(_make_job_config(case))
 
-        self.tokens_per_step = spec["global_batch_rows"] * spec["seq_len"]
-        register_train_spec(SPEC_NAME, _make_train_spec(spec))
-        self.trainer = Trainer(_make_job_config(spec))
-        self.rows = self.trainer.batch_generator(self.trainer.dataloader)
 
-    def run(self, steps: int) -> dict[str, Any]:
-        """Return speed and step times of a round, without its first step."""
-        self._step()
-        _synchronize()
-        began = time.perf_counter()
-        for _ in range(steps):
-            self._step()
-        _synchronize()
-        seconds = time.perf_counter() - began
-        return {
-            "tokens_per_s": steps * self.tokens_per_step / seconds,
-            "step_s": [seconds / steps] * steps,
-        }
+def measure_titan(case: Case) -> dict[str, Any]:
+    """Measure torchtitan's trainer."""
+    began = time.perf_counter()
+    trainer = open_trainer(case)
+    rows = trainer.batch_generator(trainer.dataloader)
 
-    def close(self) -> None:
-        """Close the trainer."""
-        self.trainer.close()
+    def step() -> None:
+        trainer.step += 1
+        trainer.gc_handler.run(trainer.step)
+        trainer.train_step(rows)
 
-    def _step(self) -> None:
-        self.trainer.step += 1
-        self.trainer.gc_handler.run(self.trainer.step)
-        self.trainer.train_step(self.rows)
+    return measure_rounds(case, functools.partial(time_steps, case, step), began)
 
 
 def replace_missing_modules() -> None:
@@ -88,7 +71,7 @@ def replace_missing_modules() -> None:
             sys.modules[name] = module
 
 
-def make_model_args(spec: Mapping[str, Any]) -> Any:
+def make_model_args(size: Size) -> Any:
     """Return torchtitan's description of the shape.
 
     Its feed-forward width is 8/3 * dim * ffn_dim_multiplier, rounded up to multiple_of: 8192 for
@@ -96,7 +79,7 @@ def make_model_args(spec: Mapping[str, Any]) -> Any:
     """
     from torchtitan.models.llama3 import TransformerModelArgs
 
-    shape = spec["shape"]
+    shape = size.shape
     ffn_dim = shape["ffn_dim"]
     multiple_of = 1024 if ffn_dim % 1024 == 0 else ffn_dim
     return TransformerModelArgs(
@@ -104,7 +87,7 @@ def make_model_args(spec: Mapping[str, Any]) -> Any:
         n_layers=shape["num_layers"],
         n_heads=shape["num_heads"],
         n_kv_heads=shape["num_kv_heads"],
-        vocab_size=spec["vocab_size"],
+        vocab_size=size.vocab_size,
         # Rounded down before it is rounded up to the multiple.
         ffn_dim_multiplier=ffn_dim * 3 / (8 * shape["dim"]),
         multiple_of=multiple_of,
@@ -112,7 +95,7 @@ def make_model_args(spec: Mapping[str, Any]) -> Any:
     )
 
 
-def _make_train_spec(spec: Mapping[str, Any]) -> Any:
+def _make_train_spec(case: Case) -> Any:
     from torchtitan.components.loss import build_cross_entropy_loss
     from torchtitan.components.lr_scheduler import build_lr_schedulers
     from torchtitan.components.optimizer import build_optimizers
@@ -121,19 +104,19 @@ def _make_train_spec(spec: Mapping[str, Any]) -> Any:
 
     return TrainSpec(
         model_cls=Transformer,
-        model_args={FLAVOR: make_model_args(spec)},
+        model_args={FLAVOR: make_model_args(case.size)},
         parallelize_fn=parallelize_llama,
         pipelining_fn=None,
         build_optimizers_fn=build_optimizers,
         build_lr_schedulers_fn=build_lr_schedulers,
-        build_dataloader_fn=lambda **_: _Batches(spec),  # type: ignore[arg-type]
+        build_dataloader_fn=lambda **_: _Batches(case),  # type: ignore[arg-type]
         build_tokenizer_fn=None,
         build_loss_fn=build_cross_entropy_loss,
         build_metrics_processor_fn=lambda *_: _NoMetrics(),  # type: ignore[arg-type]
     )
 
 
-def _make_job_config(spec: Mapping[str, Any]) -> Any:
+def _make_job_config(case: Case) -> Any:
     from torchtitan.config import JobConfig
 
     config = JobConfig()
@@ -141,12 +124,12 @@ def _make_job_config(spec: Mapping[str, Any]) -> Any:
     config.model.name, config.model.flavor = SPEC_NAME, FLAVOR
     config.optimizer.lr = 3e-4
     training = config.training
-    training.local_batch_size = spec["micro_batch_rows"]
-    training.global_batch_size = spec["global_batch_rows"]
-    training.seq_len = spec["seq_len"]
+    training.local_batch_size = case.micro_batch_rows
+    training.global_batch_size = case.global_batch_rows
+    training.seq_len = case.seq_len
     training.steps = 10**6
     config.lr_scheduler.warmup_steps = 10
-    config.compile.enable = spec["compile"]
+    config.compile.enable = case.size.compile
     config.activation_checkpoint.mode = "none"
     return config
 
@@ -162,16 +145,11 @@ def _use_cpu() -> None:
             module.device_type, module.device_module = "cpu", torch.cpu
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 class _Batches:
     """An endless iterator of a few batches in memory."""
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        batches = draw_token_batches(spec)
+    def __init__(self, case: Case) -> None:
+        batches = draw_token_batches(case)
         self._batches = batches.pin_memory() if torch.cuda.is_available() else batches
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:

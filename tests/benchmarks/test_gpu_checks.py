@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.training.checks.catalog import CHECKS, Checks
-from benchmarks.training.checks.check import Check, NotAvailable
-from benchmarks.training.gpu_parts import run_checks
-from benchmarks.training.gpu_runner import Suite
-from benchmarks.training.gpu_sizes import TINY, write_dataset
+from benchmarks.training.cases import TINY, Case, write_dataset
+from benchmarks.training.checks import CHECKS, ON_CPU, NotAvailable, open_loader, run_check
+from benchmarks.training.gpu_suite import Suite, run_checks
 from tests.benchmarks.run_module import run_module
 from tests.conftest import REPOSITORY
 
-NEEDS_CUDA = {
-    "one context",
-    "expandable segments",
-    "device_id",
-    "loader copies",
-    "attention cudnn",
-    "attention flash3",
-    "varlen, repeated heads",
-    "varlen, enable_gqa",
-    "varlen flash3",
-    "attention flex",
-    "no waiting",
-    "peak memory",
-}
+NEEDS_CUDA = CHECKS.keys() - set(ON_CPU)
 
 
-def test_checks_share_a_process_and_pass_on_a_cpu(
+def test_checks_run_apart_and_pass_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three of the suite's checks, of which one needs CUDA. The next test runs all of them."""
-    few = tuple(
-        each for each in CHECKS if each.name in ("one context", "attention flash", "Muon")
-    )
-    monkeypatch.setattr("benchmarks.training.checks.catalog.CHECKS", few)
+    few = {name: CHECKS[name] for name in ("one context", "attention flash", "Muon")}
+    monkeypatch.setattr("benchmarks.training.gpu_suite.CHECKS", few)
     suite = Suite(TINY, 900, tmp_path)
-    write_dataset(Path(suite.dataset), TINY)
     run_checks(suite)
-    assert list(suite.checks) == [each.name for each in few]
+    assert list(suite.checks) == list(few)
     assert suite.checks.pop("one context") == "needs CUDA"
     assert all(verdict.startswith("pass: ") for verdict in suite.checks.values())
 
@@ -58,7 +39,7 @@ def test_every_check_that_needs_no_gpu_passes_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("*-training_gpu_tiny.json")
     verdicts = json.loads(path.read_text())["figures"]["checks"]
-    assert list(verdicts) == [check.name for check in CHECKS]
+    assert list(verdicts) == list(CHECKS)
     assert {name for name, text in verdicts.items() if text == "needs CUDA"} == NEEDS_CUDA
     others = {name: text for name, text in verdicts.items() if name not in NEEDS_CUDA}
     missing = {"not available: torchao is not installed"}
@@ -66,17 +47,17 @@ def test_every_check_that_needs_no_gpu_passes_on_a_cpu(tmp_path: Path) -> None:
     assert f"  1. one context: {verdicts['one context']}" in done.stdout
 
 
-def pass_check(_: Mapping[str, Any]) -> str:
+def pass_check(_: Case) -> str:
     """Return figures."""
     return "all good"
 
 
-def miss(_: Mapping[str, Any]) -> str:
+def miss(_: Case) -> str:
     """Lack a package."""
     raise NotAvailable("no package")
 
 
-def fail(_: Mapping[str, Any]) -> str:
+def fail(_: Case) -> str:
     """Find another result."""
     raise AssertionError("2 instead of 1\nmore lines")
 
@@ -93,9 +74,8 @@ def test_a_verdict_has_the_figures_or_the_reason(
     run: Any, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of any kind refutes the assumption, except what the machine lacks."""
-    check = Check("tried", run, needs_cuda=False)
-    monkeypatch.setattr("benchmarks.training.checks.catalog.CHECKS", (check,))
-    assert Checks({}).run(0, check="tried")["verdict"] == verdict
+    monkeypatch.setitem(CHECKS, "Muon", run)
+    assert run_check("Muon", Case(TINY, "unused", 16)) == verdict
 
 
 def test_checks_end_the_suite_in_time(tmp_path: Path) -> None:
@@ -112,17 +92,14 @@ def test_every_check_is_a_row_of_the_documentation() -> None:
     rows = re.findall(
         r"^\| (\d+) \| ([^|]+) \| [^|]+ \| `([^|]+)` \| [^|]+ \|$", text, re.MULTILINE
     )
-    expected = [(str(number), check.name) for number, check in enumerate(CHECKS, start=1)]
+    expected = [(str(number), name) for number, name in enumerate(CHECKS, start=1)]
     assert [(number, name) for number, name, _ in rows] == expected
     for _, _, path in rows:
         assert (REPOSITORY / path).is_file(), path
 
 
 def test_the_check_of_the_loader_compares_every_entry(tmp_path: Path) -> None:
-    """Its dataset has both forms of documents; a spec of the suite opens it."""
-    from benchmarks.training.checks.device import open_loader
-
-    suite = Suite(TINY, 60, tmp_path)
-    write_dataset(Path(suite.dataset), TINY)
-    batch = next(open_loader(suite.make_spec("checks", 16)))
+    """Its dataset has both forms of documents; a case of the suite opens it."""
+    write_dataset(tmp_path / "dataset", TINY)
+    batch = next(open_loader(Case(TINY, str(tmp_path / "dataset"), 16)))
     assert batch.keys() >= {"input_ids", "labels", "cu_seqlens", "document_ids"}

@@ -14,8 +14,8 @@ class Size:
     Attributes:
         micro_batches: of a step.
         num_tokens: of the dataset.
-        start_s: an entrant's start and warm-up. The first one, which compiles, takes twice as long.
-        round_s: one round of an entrant.
+        entrant_s: start, warm-up and rounds of an entrant. The first one, which compiles, takes
+            twice as long.
     """
 
     shape: Mapping[str, int]
@@ -28,8 +28,7 @@ class Size:
     steps: int
     rounds: int
     compile: bool
-    start_s: float
-    round_s: float
+    entrant_s: float
 
 
 # 1.2 B parameters.
@@ -50,8 +49,7 @@ FULL = Size(
     steps=10,
     rounds=2,
     compile=True,
-    start_s=25,
-    round_s=8,
+    entrant_s=33,
 )
 
 TINY = Size(
@@ -65,9 +63,27 @@ TINY = Size(
     steps=1,
     rounds=1,
     compile=False,
-    start_s=0,
-    round_s=0,
+    entrant_s=0,
 )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A size at one length of rows, with its dataset."""
+
+    size: Size
+    dataset: str
+    seq_len: int
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Rows of a micro-batch."""
+        return self.size.micro_batch_tokens // self.seq_len
+
+    @property
+    def global_batch_rows(self) -> int:
+        """Rows of a step."""
+        return self.micro_batch_rows * self.size.micro_batches
 
 
 def write_dataset(folder: Path, size: Size) -> None:
