@@ -35,12 +35,15 @@ Entrant = Callable[[], float]
 LINES_PER_DOCUMENT = 50
 
 
-def make_parser(doc: str | None, *, rounds: int | None = None) -> argparse.ArgumentParser:
+def make_parser(
+    doc: str | None, *, rounds: int | None = None, saves: bool = True
+) -> argparse.ArgumentParser:
     """Return a parser whose help is the docstring, with `--save`, and with `--rounds` if given."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
+    if saves:
+        parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
     return parser

@@ -58,6 +58,7 @@ def save(
         "command": format_command(),
         "commit": read_commit(),
         "machine": describe_machine(),
+        "load": os.getloadavg()[0],
         "versions": {
             "python": platform.python_version(),
             **{library: _version(library) for library in libraries},
@@ -90,9 +91,7 @@ def describe_machine() -> dict[str, Any]:
 def _version(library: str) -> str | None:
     try:
         return version(library)
-    except (
-        PackageNotFoundError
-    ):  # the benchmarks against other libraries run in separate environments
+    except PackageNotFoundError:  # other libraries are in separate environments
         return None
 
 

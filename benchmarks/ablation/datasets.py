@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -81,16 +81,8 @@ def _say(line: str) -> None:
 
 
 def create_datasets(folder: Path, sizes: Sizes) -> dict[str, str]:
-    """Create all datasets below the folder unless they exist, and return the folder of each, HELD_OUT included."""
-    folder.mkdir(parents=True, exist_ok=True)
-    record = folder / "datasets.json"
-    if record.exists():
-        found = json.loads(record.read_text())
-        if found["sizes"] != asdict(sizes):
-            raise SystemExit(
-                f"{folder} holds datasets of other sizes ({found['sizes']}); name another folder"
-            )
-        return {name: str(folder / path) for name, path in found["datasets"].items()}
+    """Create all datasets below the folder, and return the folder of each, HELD_OUT included."""
+    folder.mkdir(parents=True)
     tokenizer = folder / "tokenizer.json"
     learn_tokenizer(tokenizer, sizes.vocab_size)
     made: dict[str, Path] = {}
@@ -110,11 +102,7 @@ def create_datasets(folder: Path, sizes: Sizes) -> dict[str, str]:
     made[HELD_OUT] = _write(
         folder / HELD_OUT, config, [_held_out(raw, sizes.held_out_per_language)]
     )
-    paths = {name: str(path.relative_to(folder)) for name, path in made.items()}
-    record.write_text(
-        json.dumps({"sizes": asdict(sizes), "datasets": paths}, indent=1) + "\n"
-    )
-    return {name: str(folder / path) for name, path in paths.items()}
+    return {name: str(path) for name, path in made.items()}
 
 
 def read_totals(dataset: str) -> dict[str, int]:

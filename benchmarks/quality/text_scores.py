@@ -2,8 +2,6 @@ r"""Measures of extracted text: those of the gold sets' own evaluations.
 
 - Words: precision, recall and F1 of the multiset of words (`\w+`, lower case) of each page, and
   their means over the pages (evaluate.py of WCXB).
-- Shingles: the harmonic mean of mean precision and mean recall of 4-grams of words (evaluate.py of
-  scrapinghub's articles).
 - Strings: precision, recall and F1 over the wanted and unwanted strings of all pages (evaluate.py
   of trafilatura).
 """
@@ -11,7 +9,6 @@ r"""Measures of extracted text: those of the gold sets' own evaluations.
 from __future__ import annotations
 
 import html
-import random
 import re
 import statistics
 from collections import Counter
@@ -20,11 +17,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.quality.gold_pages import GoldPage
 
-NUM_RESAMPLES = 1000
-
 
 class Score(NamedTuple):
-    """Precision, recall and F1 of the words or word n-grams of one page."""
+    """Precision, recall and F1 of one page."""
 
     precision: float
     recall: float
@@ -37,25 +32,7 @@ def score_words(text: str, gold: str) -> Score:
     >>> score_words("Home Flour and water", "flour and water")
     Score(precision=0.75, recall=1.0, f1=0.8571428571428571)
     """
-    return _compare(_count_ngrams(text.lower(), 1), _count_ngrams(gold.lower(), 1))
-
-
-def score_shingles(texts: Sequence[str], golds: Sequence[str]) -> float:
-    """Return F1 of the 4-grams. A text without words counts neither for precision nor for recall."""
-    precisions: list[float] = []
-    recalls: list[float] = []
-    for text, gold in zip(texts, golds, strict=True):
-        found, wanted = _count_ngrams(text, 4), _count_ngrams(gold, 4)
-        score = _compare(found, wanted)
-        if found:
-            precisions.append(score.precision)
-        if wanted:
-            recalls.append(score.recall)
-    precision, recall = (
-        statistics.fmean(precisions or [0]),
-        statistics.fmean(recalls or [0]),
-    )
-    return _harmonic_mean(precision, recall)
+    return _compare(_count_words(text), _count_words(gold))
 
 
 def score_strings(texts: Sequence[str], pages: Sequence[GoldPage]) -> Score:
@@ -105,13 +82,10 @@ def summarize(texts: Sequence[str], pages: Sequence[GoldPage]) -> dict[str, Any]
     by_kind: dict[str, list[float]] = {}
     for page, score in zip(pages, scores, strict=True):
         by_kind.setdefault(page.kind, []).append(score.f1)
-    f1s = [score.f1 for score in scores]
     return {
-        "f1": round(statistics.fmean(f1s), 3),
-        "f1_95": _find_interval(f1s),
+        "f1": round(statistics.fmean(score.f1 for score in scores), 3),
         "precision": round(statistics.fmean(score.precision for score in scores), 3),
         "recall": round(statistics.fmean(score.recall for score in scores), 3),
-        "shingle_f1": round(score_shingles(texts, golds), 3),
         "f1_by_kind": {
             kind: round(statistics.fmean(values), 3)
             for kind, values in sorted(by_kind.items())
@@ -119,16 +93,7 @@ def summarize(texts: Sequence[str], pages: Sequence[GoldPage]) -> dict[str, Any]
     }
 
 
-def _find_interval(values: Sequence[float]) -> list[float]:
-    """Return the interval with 95 % of the means of resamples of the pages (bootstrap)."""
-    rng = random.Random(0)
-    resamples = (rng.choices(values, k=len(values)) for _ in range(NUM_RESAMPLES))
-    means = sorted(map(statistics.fmean, resamples))
-    low, high = NUM_RESAMPLES * 25 // 1000, NUM_RESAMPLES * 975 // 1000 - 1
-    return [round(means[low], 3), round(means[high], 3)]
-
-
-def _compare(found: Counter[tuple[str, ...]], wanted: Counter[tuple[str, ...]]) -> Score:
+def _compare(found: Counter[str], wanted: Counter[str]) -> Score:
     if not wanted or not found:
         same = float(not wanted and not found)
         return Score(same, same, same)
@@ -141,10 +106,8 @@ def _harmonic_mean(precision: float, recall: float) -> float:
     return 2 * precision * recall / ((precision + recall) or 1)
 
 
-def _count_ngrams(text: str, ngram_words: int) -> Counter[tuple[str, ...]]:
-    words = re.findall(r"\w+", text)
-    shifted = [words[first:] for first in range(min(ngram_words, len(words)))]
-    return Counter(zip(*shifted, strict=False))
+def _count_words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"\w+", text.lower()))
 
 
 def _join_words(text: str) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -24,12 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, load_demo_config
-from benchmarks.frame import make_parser
-from benchmarks.result_file import describe_machine, read_commit, save
+from benchmarks.frame import finish, make_parser, print_table
+from benchmarks.result_file import describe_machine, read_commit
 from pipeline.capacity.calibration import Calibration
 from pipeline.capacity.estimate import estimate
 from pipeline.capacity.fit import fit
@@ -158,19 +154,17 @@ def measure_tasks(run_folder: RunFolder) -> dict[str, Figures]:
     return figures
 
 
-def print_comparisons(
-    num_docs: int, comparisons: Sequence[Comparison], console: Console
-) -> None:
+def print_comparisons(num_docs: int, comparisons: Sequence[Comparison]) -> None:
     """Print predicted and measured figures, one line per phase and one for the run."""
     names = tuple(comparisons[0].predicted)
-    title = f"{num_docs:,} documents: predicted / measured"
-    table = Table("phase", *names, title=title, box=None)
+    print(f"{num_docs:,} documents: predicted / measured")
     predicted = add_up([row.predicted for row in comparisons])
     measured = add_up([row.measured for row in comparisons])
+    rows: list[tuple[str, ...]] = []
     for row in [*comparisons, Comparison("total", predicted, measured)]:
         cells = [_format_pair(row.predicted[name], row.measured[name]) for name in names]
-        table.add_row(row.phase, *cells)
-    console.print(table)
+        rows.append((row.phase, *cells))
+    print_table(("phase", *names), rows)
 
 
 def _format_pair(predicted: float, measured: float) -> str:
@@ -213,7 +207,6 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Fit the calibration, compare it with other runs, and write it with `--out` or `--save`."""
     args = parse_arguments()
-    console = Console(width=140, highlight=False)
     with tempfile.TemporaryDirectory(prefix="corpusmill-") as folder:
         runs = [RunFolder.open(path) for path in args.runs]
         runs = runs or measure(args.documents, Path(folder), args.files)
@@ -226,19 +219,14 @@ def main() -> None:
         # A line of the file for each line of the model.
         text = re.sub(r'\{\s+("fixed": \S+)\s+("rate": \S+)\s+\}', r"{\1 \2}", text)
         args.out.write_text(text + "\n", encoding="utf-8")
-    result: dict[str, Any] = {
-        "load": os.getloadavg()[0],
-        "calibration": calibration.model_dump(),
-        "checks": {},
-    }
+    result: dict[str, Any] = {"calibration": calibration.model_dump(), "checks": {}}
     for path in args.check:
         run_folder = RunFolder.open(path)
         comparisons = compare(calibration, run_folder)
         num_docs = _count_docs(run_folder)
-        print_comparisons(num_docs, comparisons, console)
+        print_comparisons(num_docs, comparisons)
         result["checks"][str(num_docs)] = [asdict(row) for row in comparisons]
-    if args.save:
-        console.print(str(save("calibrate", result)))
+    finish(args, "calibrate", result)
 
 
 def _count_docs(run_folder: RunFolder) -> int:

@@ -10,8 +10,8 @@ a few splits of two pages each are run for real, and their outputs are linked as
 the figures grow with the number of splits and not with the amount of text, and files are read from the page cache.
 Rows that start with `task` are not work of the driver: they show how long one task takes to open the files of all
 splits. `--ray` measures what the engine on Ray adds, with tasks that do nothing and the event log. `--slots N` starts a
-Ray with N CPUs, and measures the time until a task runs on each CPU. It measures this twice: with one Ray task of Ray
-Data for each task, and with the engine. There are three rounds; in the first one, Ray starts the processes.
+Ray with N CPUs, and measures the time until a task runs on each CPU. There are three rounds; in the first one, Ray
+starts the processes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ import gzip
 import json
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +31,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.frame import finish, make_parser
+from benchmarks.frame import finish, make_parser, print_table, run_apart
 from benchmarks.runs.process_tree import ProcessTree
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
@@ -295,59 +291,27 @@ def sleep(task_ids: Sequence[str], _num_deaths: int) -> Iterator[str]:
     yield from [str(started)] * len(task_ids)
 
 
-def map_with_ray_data(groups: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """Run each group as one Ray task of Ray Data."""
-    import ray.data
-
-    rows = [{"task_ids": group} for group in groups]
-    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    for row in dataset.map(
-        lambda row: {"started": next(sleep(row["task_ids"], 0))}, num_cpus=1
-    ).iter_rows():
-        yield [row["started"]]
-
-
-def map_with_dispatcher(groups: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """Run each group as the engine does."""
-    return map_groups("sleep", groups, sleep, {"num_cpus": 1})
-
-
-def measure_slots(num_slots: int) -> dict[str, list[float]]:
-    """Return the seconds until a task ran on each slot, in each round, with both ways of dispatch."""
+def measure_slots(num_slots: int) -> list[float]:
+    """Return the seconds until a task ran on each slot, in each round."""
     import ray
-    from ray.data import DataContext
 
     groups = [[f"{number:06d}"] for number in range(num_slots)]
-    figures: dict[str, list[float]] = {}
-    for name, dispatch in (
-        ("ray data", map_with_ray_data),
-        ("engine", map_with_dispatcher),
-    ):
-        ray.init(
-            num_cpus=num_slots,
-            include_dashboard=False,
-            object_store_memory=200 * 2**20,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
-        DataContext.get_current().enable_progress_bars = False
-        for _ in range(NUM_ROUNDS):
-            began = time.time()
-            started = [float(text) for texts in dispatch(groups) for text in texts]
-            assert len(started) == num_slots
-            figures.setdefault(name, []).append(round(max(started) - began, 2))
-            print(name, figures[name][-1], "s", flush=True)
-        ray.shutdown()
-    return figures
-
-
-def simulate_in_child(num_splits: int) -> Measured:
-    """Run `simulate` in another process, so that its peak memory is the driver's only."""
-    with tempfile.TemporaryDirectory(prefix="corpusmill-driver-") as folder:
-        module = [sys.executable, "-m", "benchmarks.runs.driver_scale"]
-        command = [*module, "--splits", str(num_splits), "--child", folder]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    ray.init(
+        num_cpus=num_slots,
+        include_dashboard=False,
+        object_store_memory=200 * 2**20,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    seconds: list[float] = []
+    for _ in range(NUM_ROUNDS):
+        began = time.time()
+        tasks = map_groups("sleep", groups, sleep, {"num_cpus": 1})
+        started = [float(text) for texts in tasks for text in texts]
+        assert len(started) == num_slots
+        seconds.append(round(max(started) - began, 2))
+    ray.shutdown()
+    return seconds
 
 
 def add_up(actions: Measured) -> dict[str, float]:
@@ -360,14 +324,14 @@ def add_up(actions: Measured) -> dict[str, float]:
     }
 
 
-def print_table(num_splits: int, rows: Measured) -> None:
+def print_actions(num_splits: int, rows: Measured) -> None:
     """Print one line per action."""
-    title = f"{num_splits:,} input splits"
-    table = Table("action", "s", "CPU s", "peak MB", title=title, box=None)
-    for name, figures in rows.items():
-        cells = [f"{figures[key]:,.2f}" for key in ("seconds", "cpu_seconds", "peak_mb")]
-        table.add_row(name, *cells)
-    Console().print(table)
+    print(f"{num_splits:,} input splits")
+    cells = [
+        (name, *(f"{figure:,.2f}" for figure in figures.values()))
+        for name, figures in rows.items()
+    ]
+    print_table(("action", "s", "CPU s", "peak MB"), cells)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -391,36 +355,28 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_ray(args: argparse.Namespace) -> None:
-    """Measure the engine on Ray, print the figures, and save them with `--save`."""
-    result: dict[str, Any] = {"load": os.getloadavg()[0]}
-    if args.slots:
-        result |= {"slots": args.slots, "seconds": measure_slots(args.slots)}
-    else:
-        result |= {"tasks": args.ray, **measure_ray_tasks(args.ray)}
-    print(result)
-    finish(args, "driver_scale_slots" if args.slots else "driver_scale_ray", result)
-
-
 def main() -> None:
-    """Measure, print the table, and save the figures with `--save`."""
+    """Measure, print the figures, and save them with `--save`."""
     args = parse_arguments()
     if args.child:
         print(json.dumps(simulate(args.splits, Path(args.child))))
-        return
-    if args.ray or args.slots:
-        measure_ray(args)
-        return
-    actions = simulate_in_child(args.splits)
-    driver = add_up(actions)
-    print_table(args.splits, {**actions, "driver in total": driver})
-    result: dict[str, Any] = {
-        "splits": args.splits,
-        "load": os.getloadavg()[0],
-        "driver": driver,
-        "actions": actions,
-    }
-    finish(args, "driver_scale", result)
+    elif args.slots:
+        slots = {"slots": args.slots, "seconds": measure_slots(args.slots)}
+        print(slots)
+        finish(args, "driver_scale_slots", slots)
+    elif args.ray:
+        tasks = {"tasks": args.ray, **measure_ray_tasks(args.ray)}
+        print(tasks)
+        finish(args, "driver_scale_ray", tasks)
+    else:
+        # In another process, so that the peak memory is the driver's only.
+        with tempfile.TemporaryDirectory(prefix="corpusmill-driver-") as folder:
+            module = "benchmarks.runs.driver_scale"
+            actions = run_apart(module, "--splits", args.splits, "--child", folder)
+        driver = add_up(actions)
+        print_actions(args.splits, {**actions, "driver in total": driver})
+        figures = {"splits": args.splits, "driver": driver, "actions": actions}
+        finish(args, "driver_scale", figures)
 
 
 if __name__ == "__main__":

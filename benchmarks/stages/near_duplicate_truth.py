@@ -13,8 +13,8 @@ pairs, with `fuzzy_dedup.rule` off and as `jaccard`. Of the decisions two shares
     recall      pairs at the threshold and above of which at most one document is kept
     precision   dropped documents that are similar to their own representative
 
-Sample crawl: the truth table names the source of each edited copy. Pairs are all pages in the output of annotate that
-are similar, including pairs that are not in the truth table. `--files` takes real pages instead.
+The same is measured on the sample crawl, and with `--files` on real pages. Pairs are all pages in the output of annotate
+that are similar.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.frame import finish, make_parser
+from benchmarks.frame import finish, make_parser, print_table
 from benchmarks.stages.near_duplicates import wet_record
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
@@ -60,7 +60,7 @@ CONFIG = """
 run_dir: {folder}/run
 input: {{files: ["{files}"]}}
 extract: {{length: {{min_chars: {min_chars}}}}}
-paragraph_dedup: {{keep: {keep}}}
+paragraph_dedup: {{keep: keep_all}}
 annotate: {{language: {{max_chars: 20}}, minhash: {{threshold: {threshold}}}}}
 fuzzy_dedup: {{keep: first, rule: {rule}}}
 tokenize: {{tokenizer: gpt2-bpe}}
@@ -190,12 +190,10 @@ def compare(
         },
         "by_similarity": list(_describe_bins(jaccard, candidates, num_bands, num_rows)),
     }
-    figures["rules"] = {
-        rule: _describe_rule(
-            verdicts(make_run_plan(folder / rule, rule)), wanted[rule], near, len(texts)
-        )
-        for rule in RULES
-    }
+    figures["rules"] = {}
+    for rule in RULES:
+        ours = verdicts(make_run_plan(folder / rule, rule))
+        figures["rules"][rule] = _describe_rule(rule, ours, wanted[rule], near, len(texts))
     return figures
 
 
@@ -218,7 +216,11 @@ def _describe_bins(
 
 
 def _describe_rule(
-    ours: dict[int, int], wanted: dict[int, int], near: set[Pair], num_texts: int
+    rule: str,
+    ours: dict[int, int],
+    wanted: dict[int, int],
+    near: set[Pair],
+    num_texts: int,
 ) -> dict[str, Any]:
     """Return recall and precision of a rule, and differences to plain Python."""
     num_right = sum(
@@ -226,6 +228,7 @@ def _describe_rule(
     )
     num_equal = sum(ours.get(i) == wanted.get(i) for i in range(num_texts))
     return {
+        "rule": rule,
         "recall": _share(sum(a in ours or b in ours for a, b in near), len(near)),
         "precision": _share(num_right, len(ours)),
         "documents_dropped": len(ours),
@@ -279,91 +282,37 @@ def measure_texts(num_texts: int, threshold: float) -> dict[str, Any]:
 def measure_crawl(num_pages: int, threshold: float) -> dict[str, Any]:
     """Compare on the sample crawl."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        crawl = generate(folder / "crawl", num_documents=num_pages, seed=1, format="wet")
-        files = f"{folder}/crawl/*.warc.wet*"
-        figures, plan, dropped = _measure_files(files, threshold, folder)
-        in_clusters = set(dropped) | set(dropped.values())
-        figures["truth_table"] = _by_kind(crawl.truth, plan, in_clusters)
-        return figures
+        generate(Path(name), num_documents=num_pages, seed=1, format="wet")
+        return measure_files(f"{name}/*.warc.wet*", threshold)
 
 
 def measure_files(files: str, threshold: float) -> dict[str, Any]:
-    """Compare on the pages of WET files."""
+    """Compare on the pages of WET files, without paragraph_dedup, which would remove mirrored pages."""
     with tempfile.TemporaryDirectory() as name:
-        return _measure_files(files, threshold, Path(name))[0]
-
-
-def _measure_files(
-    files: str, threshold: float, folder: Path
-) -> tuple[dict[str, Any], RunPlan, dict[int, int]]:
-    """Compare without paragraph_dedup, which would remove mirrored pages."""
-    make_run_plan = partial(_plan, files, threshold, 300)
-    plan = make_run_plan(folder / "null", "null")
-    dropped = verdicts(plan)
-    texts = [text for _, text in annotated(plan)]
-    settings = MinHashSettings(threshold=threshold)
-    return compare(texts, settings, folder, make_run_plan), plan, dropped
-
-
-def _by_kind(truth: Path, plan: RunPlan, in_groups: set[int]) -> dict[str, dict[str, int]]:
-    """Return the number of annotated pages of each kind, and how many have a near-duplicate."""
-    kinds = {
-        row["url"]: row["kind"]
-        for row in pq.read_table(truth, columns=["url", "kind"]).to_pylist()
-    }
-    urls: list[str] = []
-    for split in plan.splits:
-        with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
-            urls += pq.read_table(file, columns=["url"]).column("url").to_pylist()
-    pages = Counter(kinds[url] for url in urls)
-    grouped = Counter(kinds[url] for i, url in enumerate(urls) if i in in_groups)
-    return {
-        kind: {"pages": num_pages, "with_near_duplicate": grouped[kind]}
-        for kind, num_pages in pages.items()
-    }
+        folder = Path(name)
+        make_run_plan = partial(_plan, files, threshold, 300)
+        plan = make_run_plan(folder / "null", "null")
+        verdicts(plan)
+        texts = [text for _, text in annotated(plan)]
+        settings = MinHashSettings(threshold=threshold)
+        return compare(texts, settings, folder, make_run_plan)
 
 
 def _plan(files: str, threshold: float, min_chars: int, place: Path, rule: str) -> RunPlan:
     place.mkdir(exist_ok=True)
-    (place / "near.yaml").write_text(
-        CONFIG.format(
-            folder=place,
-            files=files,
-            threshold=threshold,
-            rule=rule,
-            min_chars=min_chars,
-            keep="keep_all",
-        )
-    )
+    settings = {"files": files, "threshold": threshold, "rule": rule}
+    text = CONFIG.format(folder=place, min_chars=min_chars, **settings)
+    (place / "near.yaml").write_text(text)
     return make_plan(load(str(place / "near.yaml")))
 
 
 def show(name: str, figures: dict[str, Any]) -> None:
     """Print the figures as tables."""
     equal, num_near = figures["candidates_as_datasketch"], figures["pairs_at_threshold"]
-    print(
-        f"\n{name}: {figures['texts']:,} texts, {num_near:,} pairs of {figures['threshold']} and more"
-    )
-    print(
-        f"pairs as datasketch.MinHashLSH has them: {equal['equal']:,} equal, {equal['different']:,} different"
-    )
-    print("similarity     pairs  expected   found")
-    for row in figures["by_similarity"]:
-        print(
-            f"{row['from']:.2f}-{row['to']:.2f}  {row['pairs']:9,} {row['expected']:9.3f} {row['found']:7.3f}"
-        )
-    for rule, row in figures["rules"].items():
-        same = row["as_plain_python"]
-        print(
-            f"rule {rule:<8} recall {row['recall']}, precision {row['precision']}, {row['documents_dropped']:,} dropped; "
-            f"decisions of plain Python: {same['equal']:,} equal, {same['different']:,} different"
-        )
-    if "truth_table" in figures:
-        for kind, row in figures["truth_table"].items():
-            print(
-                f"{kind:<15} {row['pages']:>7,} pages, {row['with_near_duplicate']:,} with a near-duplicate"
-            )
+    print(f"\n{name}: {figures['texts']:,} texts, {num_near:,} pairs at the threshold")
+    print(f"pairs as datasketch.MinHashLSH has them: {equal}")
+    for rows in (figures["by_similarity"], list(figures["rules"].values())):
+        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 def main() -> None:

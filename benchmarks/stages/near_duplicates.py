@@ -19,15 +19,13 @@ import base64
 import hashlib
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frame import finish, make_parser
+from benchmarks.frame import finish, make_parser, run_apart
 from pipeline.config import load
 from pipeline.execution.engine import PhaseStarted, TaskFinished, run
 from pipeline.execution.task_stats import peak_mb
@@ -189,10 +187,8 @@ def main() -> None:
 def _measure_apart(num_documents: int, rule: str) -> dict[str, Any]:
     """Return the figures of a run in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--child", str(num_documents), rule, folder]
-        command = [sys.executable, "-m", "benchmarks.stages.near_duplicates", *arguments]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+        module = "benchmarks.stages.near_duplicates"
+        found = run_apart(module, "--child", num_documents, rule, folder)
     print(found, flush=True)
     return found
 

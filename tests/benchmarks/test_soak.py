@@ -1,4 +1,4 @@
-"""The soak: slopes, results and the chart; a short one runs with `-m heavy`."""
+"""The soak: slopes and results; a short one runs with `-m heavy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak.__main__ import PANELS, count_results, draw_chart
+from benchmarks.soak.__main__ import count_results
 from benchmarks.soak.samples import summarize, take_sample
 from tests.benchmarks.run_module import run_module
 
@@ -70,17 +70,6 @@ def test_a_run_with_other_bytes_is_counted_as_not_held(tmp_path: Path) -> None:
         "held": {"SIGKILL": 1, "none": 1},
         "endings": {"SIGKILL: exit code -9": 2},
     }
-
-
-def test_the_chart_is_svg_with_a_curve_per_program() -> None:
-    """Two panels over minutes."""
-    names = [name for curves in PANELS.values() for name in curves.values()]
-    samples = [{"seconds": 60.0 * i, **dict.fromkeys(names, 7.0 + i)} for i in range(5)]
-    svg = draw_chart(samples)
-    assert svg.count(">minutes</text>") == 2
-    assert svg.count(">chain 11.00</text>") == 2
-    assert svg.count("<polyline") == len(names)
-    assert svg.endswith("</svg>\n")
 
 
 @pytest.mark.heavy
