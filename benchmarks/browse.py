@@ -1,6 +1,6 @@
 """Measure how long the page of `browse` waits for its answers, on a run of a million documents.
 
-    python -m benchmarks.browse --run runs/ccnet --documents 1000000
+    python -m benchmarks.browse --run runs/ccnet --documents 1000000 --save
 
 The run is made of copies of a finished one: the documents, scores and decisions are repeated under
 new ids, URLs are changed, and texts are cut. Then each question of the page is asked in turns. A
@@ -9,7 +9,6 @@ slider is asked at another position each time, so that no answer is in the cache
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
@@ -21,9 +20,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
 
-from benchmarks.result_file import save
+from benchmarks.frame import finish, make_parser, print_table
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
@@ -117,15 +115,8 @@ def list_questions(round_number: int) -> Iterator[tuple[str, str, dict[str, list
     seed = {"seed": [str(round_number)], "num_docs": ["20"]}
     yield "first page", "documents", seed
     yield "domain", "documents", {**seed, "domain": ["copy7.www.loom-35.es.example"]}
-    yield (
-        "reason and language",
-        "documents",
-        {
-            **seed,
-            "decision": ["perplexity"],
-            "language": ["en"],
-        },
-    )
+    perplexity = {**seed, "decision": ["perplexity"], "language": ["en"]}
+    yield "reason and language", "documents", perplexity
     yield "range of a score", "documents", {**seed, "score": ["perplexity=100:300"]}
     yield "highest scores", "documents", {**seed, "order": ["-perplexity"]}
     yield "part of URL", "documents", {**seed, "url": [f"articles/{1234 + round_number}"]}
@@ -136,14 +127,8 @@ def list_questions(round_number: int) -> Iterator[tuple[str, str, dict[str, list
         ("select.perplexity.percentiles.1", 40 + round_number),
         ("select.classifiers.wikipedia_reference.keep_top", 0.5 + round_number / 50),
     ):
-        yield (
-            f"slider {key}",
-            "effect",
-            {
-                "set": [f"{key}={value:g}"],
-                "score": ["perplexity"],
-            },
-        )
+        changed = {"set": [f"{key}={value:g}"], "score": ["perplexity"]}
+        yield f"slider {key}", "effect", changed
 
 
 def measure(session: Session, num_rounds: int) -> dict[str, list[float]]:
@@ -159,13 +144,11 @@ def measure(session: Session, num_rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--run", default="runs/ccnet", help="a finished run of ccnet.yaml")
     parser.add_argument("--documents", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="keep the copied run here")
     options = parser.parse_args()
-    console = Console()
     with tempfile.TemporaryDirectory(prefix="browse-bench-") as temporary:
         folder = options.folder or Path(temporary) / "run"
         if not (folder / "run.json").exists():
@@ -176,14 +159,14 @@ def main() -> None:
             seconds = measure(Session(index), options.rounds)
             num_docs, index_bytes = index.num_docs, index.documents.nbytes
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    console.print(
-        f"{num_docs:,} documents, index {index_bytes / 1e6:,.0f} MB in {start_s:.1f} s"
-    )
+    print(f"{num_docs:,} documents, index {index_bytes / 1e6:,.0f} MB in {start_s:.1f} s")
+    rows: list[tuple[str, ...]] = []
     for name, values in seconds.items():
-        median, longest = statistics.median(values), max(values)
-        verdict = "" if median < GOAL_S else "  MISSED"
-        console.print(f"{name:<60} {median:6.3f} s  longest {longest:6.3f} s{verdict}")
-    console.print(f"peak memory of the process {peak_mb:,.0f} MB")
+        median = statistics.median(values)
+        verdict = "" if median < GOAL_S else "MISSED"
+        rows.append((name, f"{median:.3f}", f"{max(values):.3f}", verdict))
+    print_table(("question", "median s", "longest s", ""), rows)
+    print(f"peak memory of the process {peak_mb:,.0f} MB")
     figures = {
         "documents": num_docs,
         "index_bytes": index_bytes,
@@ -191,7 +174,7 @@ def main() -> None:
         "peak_mb": peak_mb,
         "seconds": seconds,
     }
-    console.print(f"{save('browse', figures, libraries=('pyarrow', 'numpy'))}")
+    finish(options, "browse", figures, ("pyarrow", "numpy"))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,14 @@ threshold. MinHash finds pairs near the threshold with some probability, so the 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.frame import make_parser, print_table
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import locate_sample_crawl
 from pipeline.runs.run_folder import RunFolder
@@ -53,12 +51,7 @@ class Measure:
 def measure(run: RunFolder) -> dict[str, Measure]:
     """Return recall and precision of every kind of decision of a finished run on a sample crawl."""
     config = RunConfig.model_validate(run.config)
-    assert config.input.sample_crawl is not None, (
-        "the run has no sample crawl, and only sample crawls have a truth table"
-    )
-    truth = pq.read_table(
-        locate_sample_crawl(config.input.sample_crawl) / "truth.parquet"
-    ).to_pylist()
+    truth = _read_truth(config)
     pages = _pages(run)
     measures = {
         "duplicate lines": _duplicate_lines(truth, pages),
@@ -72,21 +65,23 @@ def measure(run: RunFolder) -> dict[str, Measure]:
     return measures
 
 
+def _read_truth(config: RunConfig) -> list[dict[str, Any]]:
+    crawl = config.input.sample_crawl
+    assert crawl is not None, (
+        "the run has no sample crawl, and only sample crawls have a truth table"
+    )
+    return pq.read_table(locate_sample_crawl(crawl) / "truth.parquet").to_pylist()
+
+
 def similarities(run: RunFolder) -> dict[frozenset[str], float]:
     """Return the exact Jaccard similarity of each edited copy and its source, by their URLs, if both have text left."""
     config = RunConfig.model_validate(run.config)
-    assert config.input.sample_crawl is not None, (
-        "the run has no sample crawl, and only sample crawls have a truth table"
-    )
     assert config.annotate.minhash is not None, (
         "the run has no annotate.minhash, which defines the n-grams"
     )
-    truth = pq.read_table(
-        locate_sample_crawl(config.input.sample_crawl) / "truth.parquet"
-    ).to_pylist()
     pairs = [
         frozenset((row["url"], row["source_url"]))
-        for row in truth
+        for row in _read_truth(config)
         if row["kind"] == "near_copy"
     ]
     urls = frozenset[str]().union(*pairs)
@@ -193,28 +188,26 @@ def _languages(truth: list[dict[str, Any]], pages: Mapping[str, dict[str, Any]])
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, saves=False)
     parser.add_argument("run", type=Path, help="folder of a finished run on a sample crawl")
     run = RunFolder.open(parser.parse_args().run)
-    table = Table("decision", "wanted", "found", "right", "recall", "precision", box=None)
-    for name, m in measure(run).items():
-        table.add_row(
+    rows = [
+        (
             name,
-            f"{m.num_wanted:,}",
-            f"{m.num_found:,}",
-            f"{m.num_right:,}",
+            m.num_wanted,
+            m.num_found,
+            m.num_right,
             f"{m.recall:.4f}",
             f"{m.precision:.4f}",
         )
-    console = Console()
-    console.print(table)
+        for name, m in measure(run).items()
+    ]
+    print_table(("decision", "wanted", "found", "right", "recall", "precision"), rows)
     if run.config.fuzzy_dedup is not None:
         exact = sorted(similarities(run).values())
-        console.print(
-            f"Exact Jaccard similarity of {len(exact):,} edited copies and their sources: least {exact[0]:.3f}, "
-            f"median {exact[len(exact) // 2]:.3f}, most {exact[-1]:.3f}"
+        print(
+            f"Exact Jaccard similarity of {len(exact):,} edited copies and their sources: least "
+            f"{exact[0]:.3f}, median {exact[len(exact) // 2]:.3f}, most {exact[-1]:.3f}"
         )
 
 

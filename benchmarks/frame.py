@@ -6,6 +6,7 @@
     figures = compare_with(seconds, "ours", num_bytes)
     finish(args, "hashing", figures)
 
+It needs the standard library only, because some benchmarks run in environments of other programs.
 Times are CPU seconds. The machines that we measure on are shared: only ratios within one round
 mean something, so entrants take turns and ratios are medians over the rounds.
 """
@@ -22,10 +23,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from fastwarc.warc import ArchiveIterator, WarcRecordType
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.result_file import LIBRARIES, save
 
@@ -107,11 +104,12 @@ def compare_with(
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table without lines."""
-    table = Table(*columns, box=None)
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console(width=140, highlight=False).print(table)
+    """Print a table without lines; numbers, which are in all columns but the first, to the right."""
+    lines = [tuple(columns), *(tuple(map(str, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *rest in lines:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        print("  ".join([first.ljust(widths[0]), *cells]).rstrip())
 
 
 def print_comparison(rows: Mapping[str, Mapping[str, Any]], reference: str) -> None:
@@ -135,6 +133,8 @@ def run_apart(module: str, *arguments: object) -> Any:
 
 def read_records(path: Path) -> list[str]:
     """Return the text of every conversion record of a WET file, read with FastWARC."""
+    from fastwarc.warc import ArchiveIterator, WarcRecordType
+
     with path.open("rb") as file:
         records = ArchiveIterator(
             file, record_types=WarcRecordType.conversion, strict_mode=False

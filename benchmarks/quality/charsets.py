@@ -9,14 +9,13 @@ U+FF5E and U+301C count as equal, because Shift_JIS has one code for both (WHATW
 
 from __future__ import annotations
 
-import argparse
 import lzma
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.result_file import save
+from benchmarks.frame import finish, make_parser
 from stages.html.charset import decode_page
 
 # Codec -> languages whose pages it is used for.
@@ -73,10 +72,9 @@ def make_pages(sentences: Sequence[str], codec: str, num_pages: int) -> Iterator
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table by charset and language."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--pages", type=int, default=40, help="of a charset and language")
-    parser.add_argument("--save", action="store_true")
     options = parser.parse_args(arguments)
     from trafilatura.utils import decode_file
 
@@ -93,13 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             }
             print(f"{codec:12} {language:3} {found['ours']:4} {found['trafilatura']:4}")
             figures[f"{codec} {language}"] = found
-    if options.save:
-        libraries = ("resiliparse", "trafilatura", "charset-normalizer")
-        print(
-            save(
-                "charsets", {"pages": options.pages, "right": figures}, libraries=libraries
-            )
-        )
+    libraries = ("resiliparse", "trafilatura", "charset-normalizer")
+    finish(options, "charsets", {"pages": options.pages, "right": figures}, libraries)
 
 
 def _count_equal(pages: Sequence[str], texts: Sequence[str]) -> int:

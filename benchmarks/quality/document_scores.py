@@ -27,10 +27,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from benchmarks.frame import make_parser
+from benchmarks.frame import finish, make_parser, print_table
 from benchmarks.quality.gold_pages import GoldPage, digest_annotations, read_wcxb
 from benchmarks.quality.gold_warc import write_warc
-from benchmarks.result_file import save
 from pipeline.config import RunConfig
 from pipeline.execution.engine import run
 from pipeline.models.classifier_training import compute_average_precision, compute_roc_auc
@@ -185,14 +184,12 @@ def print_tables(figures: Mapping[str, Any]) -> None:
         print(
             f"\n{question}: {', '.join(its['good'])} ({its['good_share']:.0%} of the pages)"
         )
-        print(f"{'':32} {'AUC':>6} {'AP':>6} {'held out: AUC':>14} {'AP':>6}")
+        rows: list[tuple[object, ...]] = []
         for name, column in its["columns"].items():
-            all_pages, held_out = column["all"].values(), column["held_out"].values()
-            row = " ".join(f"{value:6.3f}" for value in all_pages)
-            rest = " ".join(f"{value:6.3f}" for value in held_out)
-            print(f"{name:32} {row}         {rest}")
-        rest = " ".join(f"{value:6.3f}" for value in its["fitted"]["held_out"].values())
-        print(f"{'fitted to the other half':32} {'':22} {rest}")
+            rows.append((name, *column["all"].values(), *column["held_out"].values()))
+        fitted = its["fitted"]["held_out"].values()
+        rows.append(("fitted to the other half", "", "", *fitted))
+        print_table(("", "AUC", "AP", "held out: AUC", "AP"), rows)
 
 
 def main() -> None:
@@ -210,14 +207,13 @@ def main() -> None:
     for question, fitted in compare_fitted(args.work, documents, pages).items():
         figures[question]["fitted"] = fitted
     print_tables(figures)
-    if args.save:
-        saved = {
-            "pages": len(pages),
-            "documents": documents.num_rows,
-            "annotations_sha256": digest_annotations(args.gold / "wcxb"),
-            "questions": figures,
-        }
-        print(save("document_scores", saved))
+    saved = {
+        "pages": len(pages),
+        "documents": documents.num_rows,
+        "annotations_sha256": digest_annotations(args.gold / "wcxb"),
+        "questions": figures,
+    }
+    finish(args, "document_scores", saved)
 
 
 if __name__ == "__main__":

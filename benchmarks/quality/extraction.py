@@ -14,7 +14,6 @@ the others decoded text, which saves them the detection of the charset.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import resource
 from collections import Counter
@@ -23,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frame import finish, make_parser, print_table
 from benchmarks.quality.gold_pages import (
     SETS,
     GoldPage,
@@ -31,7 +31,6 @@ from benchmarks.quality.gold_pages import (
 )
 from benchmarks.quality.peer_environment import run_with_peers
 from benchmarks.quality.text_scores import count_half_lost, score_ingredients, summarize
-from benchmarks.result_file import save
 from stages.html.extraction import HtmlSettings, Unusable, extract
 from stages.html.justext import JustextSettings
 
@@ -172,34 +171,26 @@ def _run_timed(extractor: Extractor, page: GoldPage) -> tuple[str | None, float]
     return text, resource.getrusage(resource.RUSAGE_SELF).ru_utime - began
 
 
-def print_table(name: str, figures: Mapping[str, Any]) -> None:
+def print_figures(name: str, figures: Mapping[str, Any]) -> None:
     """Print the figures of one set."""
     print(f"\n{name}: {figures['pages']} pages, {figures['megabytes']} MB of HTML")
-    print(
-        f"{'':22} {'F1':>6} {'prec.':>6} {'recall':>6} {'tune':>6} {'held out':>8} "
-        f"{'lost':>5} {'half':>5} {'ingr.':>6} {'errors':>6} {'MB/s':>7}"
-    )
+    rows: list[tuple[object, ...]] = []
     for extractor, its in figures["extractors"].items():
-        whole = its["all"]
-        tune, held_out = (its.get(half, {}).get("f1", 0) for half in ("tune", "held_out"))
-        print(
-            f"{extractor:22} {whole['f1']:6.3f} {whole['precision']:6.3f} "
-            f"{whole['recall']:6.3f} {tune:6.3f} {held_out:8.3f} {its['lost']:5} "
-            f"{its['half_lost']:5} {its['ingredients'] or 0:6.3f} "
-            f"{its['errors']:6} {its['mb_per_user_s']:7.2f}"
-        )
+        halves = [its.get(half, {}).get("f1") for half in ("tune", "held_out")]
+        scores = [its["all"][name] for name in ("f1", "precision", "recall")]
+        rest = [its[name] for name in ("lost", "half_lost", "ingredients", "errors")]
+        rows.append((extractor, *scores, *halves, *rest, its["mb_per_user_s"]))
+    names = ("F1", "prec.", "recall", "tune", "held out", "lost", "half", "ingr.", "errors")
+    print_table(("", *names, "MB/s"), rows)
 
 
 def main() -> None:
     """Measure all extractors on the sets that are there, print the tables, and save them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--gold", type=Path, required=True, help="folder with the clones")
     parser.add_argument("--every", type=int, default=1, help="take every nth page")
     parser.add_argument("--without-peers", action="store_true", help="ours only")
     parser.add_argument("--only", nargs="+", help="names of extractors, by default all")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     folders = {name: args.gold / name for name in SETS if (args.gold / name).is_dir()}
     if not folders:
@@ -215,9 +206,8 @@ def main() -> None:
             extractors = {each: extractors[each] for each in ("text", *args.only)}
         figures = measure(pages, extractors)
         figures["annotations_sha256"] = digest_annotations(folder)
-        print_table(name, figures)
-        if args.save:
-            print(save(f"extraction_{name}", figures, libraries=LIBRARIES))
+        print_figures(name, figures)
+        finish(args, f"extraction_{name}", figures, LIBRARIES)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ pages that may be read are written, unless `--all` is given: half of each set is
 
 from __future__ import annotations
 
-import argparse
 import gzip
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.frame import make_parser
 from benchmarks.quality.gold_pages import SETS, GoldPage
 
 # The sets were saved as UTF-8, also pages of servers that sent another charset.
@@ -40,9 +40,7 @@ def write_warc(pages: Iterable[GoldPage], path: Path) -> int:
 
 def main() -> None:
     """Write the pages of all sets that are there."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, saves=False)
     parser.add_argument("--gold", type=Path, required=True, help="folder with the clones")
     parser.add_argument("--output", type=Path, required=True, help="the WARC file")
     parser.add_argument("--all", action="store_true", help="held-out pages, too")

@@ -10,7 +10,6 @@ and everything that looks similar. Texts and labels are third-party content; thi
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks.frame import make_parser
 from benchmarks.quality.peer_environment import run_with_peers
 from stages.transform.pii import KINDS, Found, find
 
@@ -102,9 +102,7 @@ def list_candidates(text: str) -> Iterator[Found]:
 
 def main() -> None:
     """Print the table, or the candidates for labels as lines of labels.jsonl with their text."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, saves=False)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--labels", type=Path)
     parser.add_argument("--candidates", action="store_true")
@@ -113,11 +111,8 @@ def main() -> None:
     if args.candidates:
         for row, text in enumerate(texts):
             for found in list_candidates(text):
-                line = {
-                    "row": row,
-                    **found._asdict(),
-                    "text": text[found.start : found.end],
-                }
+                its_text = text[found.start : found.end]
+                line = {"row": row, **found._asdict(), "text": its_text}
                 print(json.dumps(line, ensure_ascii=False))
         return
     if args.labels is None:

@@ -17,18 +17,17 @@ A page's kind is no judgement of its text: it tells texts from lists.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.frame import make_parser
+from benchmarks.frame import finish, make_parser, print_table
 from benchmarks.quality.document_scores import QUESTIONS
 from benchmarks.quality.gold_pages import GoldPage, digest_annotations, read_wcxb
 from benchmarks.quality.gold_warc import write_warc
-from benchmarks.result_file import save
 from pipeline.models.classifier_training import (
     DEFAULT_SETTINGS,
     REFERENCE_LABEL,
@@ -99,17 +98,6 @@ def _score(model: Any, texts: Sequence[str]) -> NDArray[np.float64]:
     )
 
 
-def print_table(figures: Mapping[str, Any]) -> None:
-    """Print a row per model."""
-    print(f"{figures['training_pages']} pages for training, {figures['pages']} labelled")
-    print(f"{'negatives':30} {'own':>6} {'pages':>6} {'prose':>6} {'articles':>8}")
-    for name, its in figures["models"].items():
-        print(
-            f"{name:30} {its['own']:6.3f} {its['pages']:6.3f} {its['prose']:6.3f} "
-            f"{its['articles']:8.3f}"
-        )
-
-
 def main() -> None:
     """Train, print the table, and save it."""
     parser = make_parser(__doc__)
@@ -120,10 +108,13 @@ def main() -> None:
         folder = Path(name)
         pages = read_pages(list(read_wcxb(args.gold / "wcxb")), folder)
         figures = measure(list(read_texts([args.references])), pages, folder)
-    print_table(figures)
-    if args.save:
-        figures["annotations_sha256"] = digest_annotations(args.gold / "wcxb")
-        print(save("reference_classifier", figures, libraries=("fasttext", "resiliparse")))
+    print(f"{figures['training_pages']} pages for training, {figures['pages']} labelled")
+    models = figures["models"]
+    names = ("own", "pages", "prose", "articles")
+    rows = [(name, *(its[key] for key in names)) for name, its in models.items()]
+    print_table(("negatives", *names), rows)
+    figures["annotations_sha256"] = digest_annotations(args.gold / "wcxb")
+    finish(args, "reference_classifier", figures, ("fasttext", "resiliparse"))
 
 
 if __name__ == "__main__":

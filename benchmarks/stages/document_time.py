@@ -16,14 +16,11 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import Any
 
 from benchmarks.demo_chain import BYTES_PER_DOCUMENT, load_demo_config
-from benchmarks.frame import finish, make_parser
+from benchmarks.frame import finish, make_parser, print_table
 from pipeline.execution import watchdog
 from pipeline.execution.engine import run
 from pipeline.planning.plan import make_plan
@@ -144,7 +141,7 @@ def _read_cpu_s() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def measure_cost(num_documents: int, rounds: int) -> dict[str, object]:
+def measure_cost(num_documents: int, rounds: int) -> dict[str, Any]:
     """Return the CPU seconds with and without a limit, and the ratio of each round."""
     with_limit: list[float] = []
     without: list[float] = []
@@ -163,23 +160,10 @@ def measure_cost(num_documents: int, rounds: int) -> dict[str, object]:
     }
 
 
-def print_growth(rows: Iterable[dict[str, object]], console: Console) -> None:
-    """Print a line per family and mode."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("family", "mode", "seconds", "exponent", "refused"):
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    console.print(table, markup=False)
-
-
 def main() -> None:
     """Measure, print, and save on request."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, rounds=5)
     parser.add_argument("--documents", type=int, default=4_000, help="pages of the run")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="runs with and without a limit"
-    )
     parser.add_argument("--tags", type=int, default=6_000, help="tags of the smallest page")
     parser.add_argument(
         "--families",
@@ -188,14 +172,12 @@ def main() -> None:
         help="kinds of pages that are measured",
     )
     args = parser.parse_args()
-    console = Console(markup=False)
     growth = measure_growth(args.tags, args.families)
-    print_growth(growth, console)
+    rows = [["" if value is None else value for value in row.values()] for row in growth]
+    print_table(("family", "mode", "seconds", "exponent", "refused"), rows)
     cost = measure_cost(args.documents, args.rounds)
-    console.print(
-        f"CPU with a limit against without: {cost['median_ratio']:.4f}, by round:"
-    )
-    console.print(", ".join(f"{ratio:.3f}" for ratio in cost["ratios"]))  # type: ignore[attr-defined]
+    print(f"CPU with a limit against without: {cost['median_ratio']:.4f}, by round:")
+    print(", ".join(f"{ratio:.3f}" for ratio in cost["ratios"]))
     finish(args, "document_time", {"cost": cost, "growth": growth})
 
 

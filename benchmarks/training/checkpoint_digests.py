@@ -7,7 +7,6 @@ One rank saves and loads fp32 matrices. Both forms take turns; the fastest round
 
 from __future__ import annotations
 
-import argparse
 import math
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from benchmarks import result_file
+from benchmarks.frame import finish, make_parser
 from training.checkpoint.tensor_files import TensorFiles, save_tensors
 
 MATRIX_BYTES = 32 * 2**20
@@ -29,15 +28,11 @@ MATRIX_BYTES = 32 * 2**20
 
 def main() -> None:
     """Measure, print the figures, and write the result file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--folder", help="on the disk to measure; default: the temporary one"
     )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -46,8 +41,7 @@ def main() -> None:
     dist.destroy_process_group()
     for name, value in figures.items():
         print(f"{name:24} {value:8.3f}")
-    if args.save:
-        result_file.save("checkpoint_digests", figures, libraries=("torch", "xxhash"))
+    finish(args, "checkpoint_digests", figures, ("torch", "xxhash"))
 
 
 def measure(folder: Path, gigabytes: float, rounds: int) -> dict[str, float]:

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks import result_file
+from benchmarks.frame import make_parser
 from benchmarks.training import kernels
 from benchmarks.training.apart import Skipped, call_apart
 from benchmarks.training.bare import measure_bare
@@ -271,9 +272,7 @@ def _run_parts(suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, saves=False)
     parser.add_argument("--tiny", action="store_true", help="a small form, on a CPU")
     parser.add_argument(
         "--budget-s", type=float, default=520, help="seconds for all parts (520)"

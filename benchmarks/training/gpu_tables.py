@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import result_file
+from benchmarks.frame import print_table
 from benchmarks.training.cases import FULL, Size
 
 # Dense bf16 FLOP/s of an H100 SXM or H200 (NVIDIA's data sheets, without sparsity).
@@ -164,7 +165,7 @@ def _judge(
 def print_tables(figures: Mapping[str, Any]) -> None:
     """Print a table of the entrants, and lists of the rest."""
     head = ("entrant", "tokens/s", "MFU", "step s", "of bare", "peak GiB", "planned")
-    table = [(*head, "stall", "loss")]
+    lines: list[tuple[str, ...]] = []
     rows = figures["entrants"]
     for name, row in rows.items():
         ratio = _divide_speeds(rows, name, f"bare, {row['seq_len']}")
@@ -178,13 +179,8 @@ def print_tables(figures: Mapping[str, Any]) -> None:
             f"{row['stall_share']:.2%}" if "stall_share" in row else "",
             f"{row['loss']:.3f}" if "loss" in row else "",
         )
-        table.append((name, *cells))
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for line in table:
-        cells = [
-            cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)
-        ]
-        print("  ".join([line[0].ljust(widths[0]), *cells]))
+        lines.append((name, *cells))
+    print_table((*head, "stall", "loss"), lines)
     for title in ("findings", "skipped", "goals", "checks"):
         print(f"\n{title}")
         for number, (name, value) in enumerate(figures[title].items(), start=1):
