@@ -41,7 +41,6 @@ from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.task_stats import peak_mb, reset_peak_memory
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
-from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.fuzzy_clusters import FOREST, FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
@@ -127,6 +126,8 @@ def list_actions(phase: Phase, seeds: RunPlan) -> Iterator[tuple[str, Callable[[
     """Yield what `engine.run` does for a phase, in order. Between two actions the task outputs are put in place."""
     folder, name = phase.folder, phase.name
     yield f"{name}: begin", lambda: (folder.begin(), folder.list_done())
+    if isinstance(phase, Percentiles):
+        yield "percentiles: cutoffs", phase.prepare_tasks
     yield f"{name}: list tasks", phase.task_ids
     if isinstance(phase, SplitPhase):
         link_outputs(phase, seeds)
@@ -156,8 +157,6 @@ def list_reading_actions(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]
             "task of select: read its near-duplicates",
             partial(phase.find_near_duplicates, last_split),
         )
-    if isinstance(phase, Annotate):
-        yield "percentiles: cutoffs", Percentiles(phase.plan).prepare_tasks
 
 
 def finish_phase(phase: Phase) -> None:
@@ -184,7 +183,7 @@ def write_one_cluster(phase: FuzzyClusters) -> None:
 def read_keys(phase: WriteShards) -> None:
     """Read a millionth of the keys of every split, as `WriteShards.run` does first."""
     for split in phase.plan.splits:
-        phase._read(split, [0, 2**44])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        phase._read(split, 0, 2**44)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def link_outputs(phase: SplitPhase, seeds: RunPlan) -> None:
