@@ -35,7 +35,8 @@ class AnomalyGuard:
 
     Attributes:
         mean_norm: running mean of gradient norms after the last step that `find_bad` saw, fp64
-            scalar on the device; NaN if there is none yet.
+            scalar on the device; NaN if there is none yet. The host reads it for a checkpoint,
+            before which all steps are finished, and for the message of a run that ends.
         num_bad: refused steps of the whole run.
         wants_rewind: whether the run must return to its newest checkpoint before the next step.
     """
@@ -45,7 +46,7 @@ class AnomalyGuard:
         self.num_bad = 0
         self.wants_rewind = False
         self._num_consecutive = 0
-        self._set_mean(None)
+        self.mean_norm = self._make_mean(None)
         # Rewinds to the same checkpoint, and its step.
         self._num_rewinds = 0
         self._rewound_to: int | None = None
@@ -67,23 +68,19 @@ class AnomalyGuard:
         self.mean_norm = torch.where(is_bad, self.mean_norm, mean)
         return is_bad.float()
 
-    def count(
-        self, loss: float, norm: float, *, is_bad: bool, mean_norm: float, step: int
-    ) -> None:
+    def count(self, loss: float, norm: float, *, is_bad: bool, step: int) -> None:
         """Count a step with the numbers that the device had for it.
 
         Args:
             loss: mean loss of the step.
             norm: gradient norm before clipping.
             is_bad: what `find_bad` returned.
-            mean_norm: the attribute after `find_bad`.
             step: number of the step, for the message.
 
         Raises:
             TrainingStopped: the step is bad, and on_bad_step is stop or too many bad steps have
                 followed one another.
         """
-        self._counted_mean = None if math.isnan(mean_norm) else mean_norm
         if not is_bad:
             self._num_consecutive = 0
             return
@@ -111,7 +108,7 @@ class AnomalyGuard:
             TrainingStopped: the run has returned too often to this checkpoint.
         """
         self.wants_rewind, self._num_consecutive = False, 0
-        self._set_mean(state["mean_norm"])
+        self.mean_norm = self._make_mean(state["mean_norm"])
         self._num_rewinds = self._num_rewinds + 1 if step == self._rewound_to else 1
         self._rewound_to = step
         if self._num_rewinds > MAX_REWINDS:
@@ -126,12 +123,13 @@ class AnomalyGuard:
         self.wants_rewind = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and running mean after the last counted step, for the checkpoint."""
+        """Return counts and running mean, for the checkpoint. All steps must have been counted."""
+        mean_norm = float(self.mean_norm)
         return {
             "num_bad": self.num_bad,
             # A key of the checkpoint format; it keeps its name.
             "in_a_row": self._num_consecutive,
-            "mean_norm": self._counted_mean,
+            "mean_norm": None if math.isnan(mean_norm) else mean_norm,
             "num_rewinds": self._num_rewinds,
             "rewound_to": self._rewound_to,
         }
@@ -140,21 +138,19 @@ class AnomalyGuard:
         """Restore counts and running mean."""
         self.num_bad = state["num_bad"]
         self._num_consecutive = state["in_a_row"]
-        self._set_mean(state["mean_norm"])
+        self.mean_norm = self._make_mean(state["mean_norm"])
         self._num_rewinds = state["num_rewinds"]
         self._rewound_to = state["rewound_to"]
 
-    def _set_mean(self, mean_norm: float | None) -> None:
-        """Set the running mean on host and device."""
-        self._counted_mean = mean_norm
+    def _make_mean(self, mean_norm: float | None) -> Tensor:
         value = math.nan if mean_norm is None else mean_norm
-        self.mean_norm = torch.full((), value, dtype=torch.float64, device=self._device)
+        return torch.full((), value, dtype=torch.float64, device=self._device)
 
     def _describe(self, loss: float, norm: float) -> str:
         """Return why the last counted step is bad."""
         if math.isfinite(loss) and math.isfinite(norm):
             return (
                 f"gradient norm is {norm:.3g}, more than {self._config.spike_factor:g} times the "
-                f"running mean {self._counted_mean:.3g}"
+                f"running mean {float(self.mean_norm):.3g}"
             )
         return f"loss is {loss}, gradient norm {norm}"

@@ -295,15 +295,11 @@ class Trainer:
         enqueued, self.enqueued = self.enqueued, None
         if enqueued is None:
             return
-        self.loss, norm, tokens, wants_stop, is_bad, mean_norm = enqueued.read()
+        self.loss, norm, tokens, wants_stop, is_bad = enqueued.read()
         self.is_stopping = self.is_stopping or bool(wants_stop)
         timer.add_step(int(tokens), waited_s=enqueued.waited_s, finished=enqueued.finished)
         self.anomaly_guard.count(
-            self.loss,
-            norm,
-            is_bad=bool(is_bad),
-            mean_norm=mean_norm,
-            step=enqueued.step - 1,
+            self.loss, norm, is_bad=bool(is_bad), step=enqueued.step - 1
         )
         if self.anomaly_guard.wants_rewind and self._rewind(norm):
             return
@@ -368,7 +364,7 @@ class Trainer:
         self.optimizer.zero_grad()
         self.step += 1
         return StepFigures(
-            [loss, norm, tokens, stop, is_bad, self.anomaly_guard.mean_norm],
+            [loss, norm, tokens, stop, is_bad],
             step=self.step,
             position=self.batches.position,
             learning_rate=learning_rate,

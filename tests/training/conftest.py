@@ -109,8 +109,7 @@ def decide(guard: AnomalyGuard, loss: float, norm: float, step: int) -> bool:
     """Give a step to a guard and count its decision; return whether the step is bad."""
     figures = (torch.tensor(value, dtype=torch.float64) for value in (loss, norm))
     is_bad = bool(guard.find_bad(*figures))
-    mean_norm = guard.mean_norm.item()
-    guard.count(loss, norm, is_bad=is_bad, mean_norm=mean_norm, step=step)
+    guard.count(loss, norm, is_bad=is_bad, step=step)
     return is_bad
 
 

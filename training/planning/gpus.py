@@ -45,21 +45,21 @@ class Gpu:
     peak_flops: float
 
 
-def _make_gpu(name: str, memory_gib: float, product: str) -> Gpu:
-    return Gpu(name, int(memory_gib * GIB), PEAK_FLOPS[product])
-
-
-_ALL = (
-    _make_gpu("a100-40gb", 39.4, "A100"),
-    _make_gpu("a100-80gb", 79.1, "A100"),
-    _make_gpu("h100-80gb", 79.1, "H100"),
-    _make_gpu("h100-pcie-80gb", 79.1, "H100 PCIe"),
-    _make_gpu("h100-nvl-94gb", 93.1, "H100 NVL"),
-    _make_gpu("h200-141gb", 139.8, "H200"),
-    _make_gpu("b200-180gb", 178.3, "B200"),
-    _make_gpu("l40s-48gb", 44.4, "L40S"),
-)
-GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ALL}
+# Name: memory in GiB, and its product in PEAK_FLOPS.
+_KNOWN = {
+    "a100-40gb": (39.4, "A100"),
+    "a100-80gb": (79.1, "A100"),
+    "h100-80gb": (79.1, "H100"),
+    "h100-pcie-80gb": (79.1, "H100 PCIe"),
+    "h100-nvl-94gb": (93.1, "H100 NVL"),
+    "h200-141gb": (139.8, "H200"),
+    "b200-180gb": (178.3, "B200"),
+    "l40s-48gb": (44.4, "L40S"),
+}
+GPUS: Mapping[str, Gpu] = {
+    name: Gpu(name, int(memory_gib * GIB), PEAK_FLOPS[product])
+    for name, (memory_gib, product) in _KNOWN.items()
+}
 
 
 def find_gpu(name: str) -> Gpu:

@@ -1,11 +1,12 @@
 """Memory of the fullest GPU of a run, computed from the config without building the model.
 
-Parameters, gradients and optimizer state are exact. ZeRO (Rajbhandari et al. 2020, section 3.1)
-counts 2 + 2 + 12 bytes per parameter: fp16 weights and gradients, and an fp32 master with two
-moments. Ours are 4 + 4 + 8, because the fp32 parameter is the master and gradients are summed in
-fp32. Weights that are gathered or cast in bf16 come on top.
+Parameters and gradients are exact, and the optimizer state within 1 %, or 5 % with zero1. ZeRO
+(Rajbhandari et al. 2020, section 3.1) counts 2 + 2 + 12 bytes per parameter: fp16 weights and
+gradients, and an fp32 master with two moments. Ours are 4 + 4 + 8, because the fp32 parameter is
+the master and gradients are summed in fp32. Weights that are gathered or cast in bf16 come on top.
 
-The rest is an estimate, at three moments of a step:
+The rest is an estimate, of which the peak of real steps differs by at most a quarter
+(tests/training/planning/test_memory.py), at three moments of a step:
 
     loss    after forward: all activations, and the logits of the head or its gradients
     last    in backward of the last block: all activations, and what the block needs besides
@@ -119,7 +120,7 @@ def estimate_footprint(
     weights = list_weights(config, vocab_size, layout.tensor)
     parameters = FP32_BYTES * count(weights.all, layout.shard)
     gradients = FP32_BYTES * count(select_trained(weights.all), layout.shard)
-    optimizer = _count_optimizer_bytes(config, weights, layout)
+    optimizer = _estimate_optimizer_bytes(config, weights, layout)
     block = estimate_block_activations(config)
     # The last block is not offloaded (training/parallel/activation_offload.py).
     offloaded = (config.model.num_layers - 1) * block.offloaded * count_tokens(config)
@@ -142,44 +143,21 @@ def estimate_footprint(
     )
 
 
-# ---- optimizer state ----
-
-
-def _count_optimizer_bytes(
+def _estimate_optimizer_bytes(
     config: TrainConfig, weights: ModelWeights, layout: MeshLayout
 ) -> int:
-    if config.parallel.strategy == "zero1" and layout.replicate > 1:
-        return _count_zero1_bytes(weights, layout.replicate)
+    """Return the moments of AdamW, or the momentum of Muon, without the counts of steps."""
     trained = select_trained(weights.all)
-    if config.optimizer.algorithm != "muon":
-        return _count_adam_bytes(count(trained, layout.shard), len(trained))
-    # Muon has one fp32 momentum for each number of the blocks' matrices, and no step count.
-    matrices = [weight for weight in weights.block if weight.is_matrix] * weights.num_layers
-    momenta = count(matrices, layout.shard)
-    others = count(trained, layout.shard) - momenta
-    return _count_adam_bytes(others, len(trained) - len(matrices)) + FP32_BYTES * momenta
-
-
-def _count_adam_bytes(numbers: int, num_tensors: int) -> int:
-    """Return the bytes of two moments, and of one step count per tensor."""
-    return 2 * FP32_BYTES * numbers + FP32_BYTES * num_tensors
-
-
-def _count_zero1_bytes(weights: ModelWeights, num_ranks: int) -> int:
-    """Return the state of the fullest rank.
-
-    ZeroRedundancyOptimizer assigns parameters greedily, per parameter group: the largest first,
-    each to the rank with the least so far.
-    """
-    numbers, num_tensors = [0] * num_ranks, [0] * num_ranks
-    for is_matrix in (True, False):  # the groups with and without weight decay
-        members = [w for w in select_trained(weights.all) if w.is_matrix is is_matrix]
-        for weight in sorted(members, key=lambda weight: -weight.count()):
-            # Ties go to the lowest rank, as in ZeroRedundancyOptimizer.
-            rank = numbers.index(min(numbers))
-            numbers[rank] += weight.count()
-            num_tensors[rank] += 1
-    return max(map(_count_adam_bytes, numbers, num_tensors))
+    numbers = 2 * count(trained, layout.shard)
+    if config.optimizer.algorithm == "muon":
+        # One momentum for each number of the blocks' matrices.
+        matrices = [weight for weight in select_trained(weights.block) if weight.is_matrix]
+        numbers -= weights.num_layers * count(matrices, layout.shard)
+    if config.parallel.strategy == "zero1":
+        # ZeroRedundancyOptimizer gives whole matrices to ranks, the largest first.
+        largest = max(weight.count() for weight in trained)
+        numbers = max(numbers // layout.replicate, 2 * largest)
+    return FP32_BYTES * numbers
 
 
 # ---- activations ----
@@ -298,92 +276,80 @@ def _estimate_moments(
     final_norm = residual + FP32_BYTES
     activations = {"loss": batch + tokens * (blocks + final_norm), "end": batch}
     activations["last"] = activations["loss"]
-    gathered = _estimate_gathered(config, layout.shard, weights)
-    gradients = _estimate_gradients(config, layout, weights)
-    buffers = _estimate_buffers(config, layout, weights)
-    buffers["last"] += tokens * block.backward
-    buffers["end"] += tokens * residual
+    estimate = _estimate_sharded if _is_sharded(config) else _estimate_whole
+    states = estimate(config, layout, weights)
+    states["last"]["buffers"] += tokens * block.backward
+    states["end"]["buffers"] += tokens * residual
     moments: dict[str, MemoryUse] = {}
-    for name in ("loss", "last", "end"):
+    for name, state in states.items():
+        loss = _estimate_loss(config, weights, tokens) if name == "loss" else 0
         moments[name] = MemoryUse(
-            gathered=gathered[name],
-            gradients=gradients[name],
-            activations=activations[name],
-            loss=_estimate_loss(config, weights, tokens) if name == "loss" else 0,
-            buffers=buffers[name],
-            **constant,
+            activations=activations[name], loss=loss, **state, **constant
         )
     return moments
 
 
-def _estimate_gathered(
-    config: TrainConfig, shard: int, weights: ModelWeights
-) -> dict[str, int]:
-    """Return the bytes of whole weights in the compute dtype."""
-    e, num_layers = get_compute_bytes(config), weights.num_layers
-    if not _is_sharded(config):
-        # Autocast caches its casts of the matrices, and uses fp32 weights as they are.
-        matrices = count([weight for weight in weights.block if weight.is_matrix])
-        casts = num_layers * e * matrices if e < FP32_BYTES else 0
-        return {"loss": casts, "last": casts, "end": 0}
-    embedding, block, head = (
-        e * shard * count(group, shard)
-        for group in (weights.embedding, weights.block, weights.head)
-    )
-    if config.parallel.strategy == "zero3":
-        # The block in use, and in backward also the one that is gathered ahead.
-        in_backward = block * min(2, num_layers)
-        return {"loss": head + block, "last": in_backward, "end": embedding}
-    # zero2: everything gathered in forward stays until its backward.
-    after_forward = embedding + num_layers * block
-    return {"loss": head + after_forward, "last": after_forward, "end": embedding}
-
-
-def _estimate_gradients(
+def _estimate_whole(
     config: TrainConfig, layout: MeshLayout, weights: ModelWeights
-) -> dict[str, int]:
-    """Return the bytes of fp32 gradients: those of earlier micro-batches, and at the end all."""
-    trained = select_trained(weights.all)
-    whole = FP32_BYTES * count(trained)
-    if not _is_sharded(config):
-        # DDP allocates its buckets at the start.
-        is_kept = layout.replicate > 1 or layout.micro_batches > 1
-        return {**dict.fromkeys(("loss", "last"), whole if is_kept else 0), "end": whole}
-    local = FP32_BYTES * count(trained, layout.shard)
+) -> dict[str, dict[str, int]]:
+    """Return casts of weights, gradients and buffers of ddp and zero1, by moment."""
+    e = get_compute_bytes(config)
+    # Autocast caches its casts of the matrices, and uses fp32 weights as they are.
+    matrices = count([weight for weight in weights.block if weight.is_matrix])
+    casts = weights.num_layers * e * matrices if e < FP32_BYTES else 0
+    whole = FP32_BYTES * count(select_trained(weights.all))
+    # DDP allocates its buckets at the start.
+    kept = whole if layout.replicate > 1 or layout.micro_batches > 1 else 0
+    # One gradient in the compute dtype and in fp32, before it is added to its bucket.
+    new = (FP32_BYTES + e) * max(weight.count() for weight in weights.block)
+    embedding = FP32_BYTES * count(select_trained(weights.embedding))
+    return {
+        "loss": {"gathered": casts, "gradients": kept, "buffers": 0},
+        "last": {"gathered": casts, "gradients": kept, "buffers": new},
+        "end": {"gathered": 0, "gradients": whole, "buffers": embedding},
+    }
+
+
+def _estimate_sharded(
+    config: TrainConfig, layout: MeshLayout, weights: ModelWeights
+) -> dict[str, dict[str, int]]:
+    """Return gathered weights, gradients and buffers of zero2 and zero3, by moment."""
+    e, shard, num_layers = get_compute_bytes(config), layout.shard, weights.num_layers
+    groups = weights.embedding, weights.block, weights.head
+    # Numbers of each group: all, and those that have gradients
+    embedding, block, head = (shard * count(group, shard) for group in groups)
+    new_embedding, new_block, new_head = (
+        shard * count(select_trained(group), shard) for group in groups
+    )
+    # zero3: the block in use, and in backward also the one that is gathered ahead. zero2:
+    # everything that is gathered in forward stays until its backward.
+    in_forward, in_backward, received = block, block * min(2, num_layers), block
+    if config.parallel.strategy == "zero2":
+        in_forward = in_backward = embedding + num_layers * block
+        received = 0
+    local = FP32_BYTES * count(select_trained(weights.all), shard)
     if config.parallel.offload == "parameters":
         local = 0  # they are in CPU memory
-    earlier = whole if config.parallel.accumulate == "whole" else local
+    earlier = local
+    if config.parallel.accumulate == "whole":
+        earlier = FP32_BYTES * count(select_trained(weights.all))
     if layout.micro_batches == 1:
         earlier = 0
-    return {"loss": earlier, "last": earlier, "end": local}
-
-
-def _estimate_buffers(
-    config: TrainConfig, layout: MeshLayout, weights: ModelWeights
-) -> dict[str, int]:
-    """Return the bytes of collectives and of new gradients."""
-    e, shard = get_compute_bytes(config), layout.shard
-    # Orthogonalizing a matrix takes three of it and two of its square, which is no larger.
-    largest = max(weight.count() for weight in weights.block)
-    muon = 5 * e * layout.tensor * largest * (config.optimizer.algorithm == "muon")
-    if not _is_sharded(config):
-        # One gradient in the compute dtype and in fp32, before it is added to its bucket.
-        embedding = FP32_BYTES * count(select_trained(weights.embedding))
-        return {"loss": 0, "last": (FP32_BYTES + e) * largest, "end": max(embedding, muon)}
-    embedding, block, head = (
-        shard * count(select_trained(group), shard)
-        for group in (weights.embedding, weights.block, weights.head)
-    )
     # A gather has its output twice: received, then copied into the parameters.
-    received_head = received_block = 0
-    if shard > 1:
-        received_head = e * shard * count(weights.head, shard)
-        if config.parallel.strategy == "zero3":
-            received_block = e * shard * count(weights.block, shard)
+    is_gathered = shard > 1
     # Gradients are reduced in fp32, those of one group while the next group's are computed.
-    last = FP32_BYTES * max(head, block) + e * largest + received_block
-    end = FP32_BYTES * max(embedding, block) + e * embedding
-    return {"loss": received_head, "last": last, "end": max(end, muon)}
+    last = FP32_BYTES * max(new_head, new_block) + e * received * is_gathered
+    last += e * max(weight.count() for weight in weights.block)
+    end = FP32_BYTES * max(new_embedding, new_block) + e * new_embedding
+    return {
+        "loss": {
+            "gathered": e * (head + in_forward),
+            "gradients": earlier,
+            "buffers": e * head * is_gathered,
+        },
+        "last": {"gathered": e * in_backward, "gradients": earlier, "buffers": last},
+        "end": {"gathered": e * embedding, "gradients": local, "buffers": end},
+    }
 
 
 def _estimate_loss(config: TrainConfig, weights: ModelWeights, tokens: int) -> int:

@@ -31,8 +31,8 @@ _COLUMNS = {
 assert tuple(_COLUMNS) == tuple(field.name for field in fields(MemoryUse))
 
 _NOTE = f"""\
-GiB at the peak of the fullest GPU. Parameters, gradients and optimizer state are exact. The \
-context is assumed, and so is the {SPARE_SHARE:.0%} of memory left to the allocator. Compiled \
+GiB at the peak of the fullest GPU. Parameters and gradients are exact, activations an estimate. \
+The context is assumed, and so is the {SPARE_SHARE:.0%} of memory left to the allocator. Compiled \
 blocks take less than shown. The speed includes recomputation, communication of tensor and \
 context parallelism, and transfers to CPU memory. It does not include the additional network \
 traffic of zero3, nor Muon's products."""

@@ -111,8 +111,7 @@ def estimate_step_s(
     tokens = config.data.global_batch_rows * config.data.seq_len
     flops = tokens * _count_flops_per_token(config, vocab_size)
     compute_s = flops / (num_gpus * peak_flops * utilization)
-    exchange_s = _estimate_tensor_s(config, tokens, num_gpus)
-    exchange_s += _estimate_context_s(config, tokens, num_gpus)
+    exchange_s = _estimate_exchange_s(config, tokens, num_gpus)
     # Out and back.
     offload_s = 2 * footprint.offloaded * footprint.micro_batches / HOST_LINK_BYTES_PER_S
     # Offload copies run beside the computation, so the slower of both counts.
@@ -129,48 +128,31 @@ def _count_flops_per_token(config: TrainConfig, vocab_size: int) -> int:
     return flops
 
 
-def _estimate_tensor_s(config: TrainConfig, tokens: int, num_gpus: int) -> float:
-    """Return the seconds per step of tensor parallelism's collectives.
+def _estimate_exchange_s(config: TrainConfig, tokens: int, num_gpus: int) -> float:
+    """Return the seconds per step in which ranks of tensor and context parallelism exchange tokens.
 
-    Korthikanti et al. 2022, section 4.2.2: a gather and a scatter around attention and
-    feed-forward, in forward and backward.
+    Tensor parallelism (Korthikanti et al. 2022, section 4.2.2): per layer, a gather and a scatter
+    around attention and feed-forward, in forward and in backward, of one hidden vector per token.
+
+    Context parallelism (Jacobs et al. 2023, DeepSpeed-Ulysses, section 3.2): of N tokens, an
+    all-to-all of query, key and value before attention, 3 N h, and one of the output after it, N h;
+    with grouped heads, keys and values are narrower. Backward exchanges the gradients of the same.
     """
-    tensor, model = config.parallel.tensor, config.model
-    # 4 collectives in forward and 4 in backward per layer, of one hidden vector per token
-    bytes_per_token = 8 * model.num_layers * model.dim * get_compute_bytes(config)
-    # A ring sends all but a rank's own part. 0 without tensor parallelism.
-    sent_share = (tensor - 1) / tensor
-    # All ranks of a tensor group process the same tokens.
+    model, tensor, context = config.model, config.parallel.tensor, config.parallel.context
+    bytes_per_width = model.num_layers * get_compute_bytes(config)
+    # All ranks of a tensor group process the same tokens; those of a context group do not.
     tokens_per_gpu = tokens * tensor / num_gpus
-    return tokens_per_gpu * bytes_per_token * sent_share / NODE_LINK_BYTES_PER_S
-
-
-def count_exchanged_bytes(config: TrainConfig) -> int:
-    """Return the bytes per token of a rank that context parallelism exchanges in a step.
-
-    Jacobs et al. 2023 (DeepSpeed-Ulysses), section 3.2: of N tokens, an all-to-all of query, key
-    and value before attention, 3 N h, and one of the output after it, N h. With grouped heads,
-    keys and values are narrower. Backward exchanges the gradients of the same.
-    """
-    model = config.model
-    keys = model.num_kv_heads * model.head_dim
-    widths = (2 * model.dim + 2 * keys) // config.parallel.tensor
+    # A ring sends all but a rank's own part: nothing without tensor parallelism.
+    tensor_bytes = 8 * model.dim * bytes_per_width * (tensor - 1) / tensor
+    widths = 2 * (model.dim + model.num_kv_heads * model.head_dim) // tensor
     # Selective checkpointing stores what was received; full exchanges it again.
     passes = 3 if config.parallel.activation_checkpointing == "full" else 2
-    return passes * model.num_layers * widths * get_compute_bytes(config)
-
-
-def _estimate_context_s(config: TrainConfig, tokens: int, num_gpus: int) -> float:
-    """Return the seconds per step of context parallelism's exchanges."""
-    parallel = config.parallel
-    # The ranks of a tensor group process the same tokens; those of a context group do not.
-    tokens_per_gpu = tokens * parallel.tensor / num_gpus
+    context_bytes = passes * widths * bytes_per_width * (context - 1) / context
     # The ranks of a context group are `tensor` apart.
-    group = parallel.context * parallel.tensor
-    link = NODE_LINK_BYTES_PER_S if group <= NODE_GPUS else NETWORK_BYTES_PER_S
-    # 0 without context parallelism.
-    sent_share = (parallel.context - 1) / parallel.context
-    return tokens_per_gpu * count_exchanged_bytes(config) * sent_share / link
+    is_in_node = context * tensor <= NODE_GPUS
+    link = NODE_LINK_BYTES_PER_S if is_in_node else NETWORK_BYTES_PER_S
+    per_token_s = tensor_bytes / NODE_LINK_BYTES_PER_S + context_bytes / link
+    return tokens_per_gpu * per_token_s
 
 
 def _estimate_host_s(config: TrainConfig, footprint: Footprint) -> float:
