@@ -12,6 +12,10 @@ The tree:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+MAX_SHOWN_FAULTS = 5
+
 
 class IncompatibleConfig(ValueError):
     """The config asks for something that the ranks, dataset, model or machine do not provide."""
@@ -30,3 +34,10 @@ class CheckpointFailed(RuntimeError):
 
 class CheckpointDamaged(RuntimeError):
     """A file of a checkpoint is missing, or differs from the digest that was saved with it."""
+
+
+def join_faults(faults: Sequence[str]) -> str:
+    """Return the first faults of a list, and the number of the others."""
+    num_more = len(faults) - MAX_SHOWN_FAULTS
+    more = f" and {num_more} more" if num_more > 0 else ""
+    return "; ".join(faults[:MAX_SHOWN_FAULTS]) + more

@@ -40,13 +40,16 @@ from training.checkpoint.tensor_files import (
 )
 from training.checkpoint.verification import verify_checkpoint
 from training.config import CheckpointConfig
-from training.errors import CheckpointDamaged, CheckpointFailed, IncompatibleConfig
+from training.errors import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    IncompatibleConfig,
+    join_faults,
+)
 from training.parallel.agreement import RankGroup
 from training.parallel.distributed import RankContext
 
 log = logging.getLogger(__name__)
-
-MAX_SHOWN_FAULTS = 5
 
 # A damaged checkpoint is renamed to this and its name. It is never loaded or removed.
 DAMAGED_PREFIX = "damaged-"
@@ -364,11 +367,9 @@ def _open_for(path: Path, marker: Marker, tensors: Mapping[str, Tensor]) -> Tens
                 f"{name} is {stored_shape} in the checkpoint, {shape} in the model"
             )
     if faults:
-        num_more = len(faults) - MAX_SHOWN_FAULTS
-        more = f" and {num_more} more" if num_more > 0 else ""
         raise IncompatibleConfig(
-            f"{path} is a checkpoint of another model: {'; '.join(faults[:MAX_SHOWN_FAULTS])}"
-            f"{more}. Give the run another run_dir, or the model the settings of the checkpoint"
+            f"{path} is a checkpoint of another model: {join_faults(faults)}. Give the run "
+            f"another run_dir, or the model the settings of the checkpoint"
         )
     return stored
 

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._dynamo import maybe_mark_dynamic
 
 from loader import Mixture, TokenLoader
 from loader.batches.batch_builder import DocumentOutput
@@ -19,8 +18,7 @@ from training.errors import IncompatibleConfig
 from training.model.attention import (
     AttentionMask,
     MaskForm,
-    make_block_mask,
-    make_document_mask,
+    make_mask,
     select_mask_form,
 )
 from training.model.loss import IGNORED_LABEL
@@ -134,22 +132,27 @@ class StepBatches:
             # max_seqlen is an int. It is not needed: attention uses the row length as the bound.
             if isinstance(value, Tensor):
                 tensors[name] = value.to(self._device, non_blocking=True)
-        if "cu_seqlens" in tensors:
-            mask = AttentionMask(cu_seqlens=tensors["cu_seqlens"])
-            # The number of documents varies between batches. Without the mark, torch.compile
-            # would compile again for each number.
-            maybe_mark_dynamic(tensors["cu_seqlens"], 0)
-        elif "document_ids" in tensors:
-            make_mask = (
-                make_block_mask if self._mask_form == "blocks" else make_document_mask
-            )
-            mask = make_mask(tensors["document_ids"])
-        else:
-            mask = AttentionMask()
+        mask = make_mask(tensors, self._mask_form)
         labels = tensors["labels"]
         return MicroBatch(
             tensors["input_ids"], labels, mask, (labels != IGNORED_LABEL).sum()
         )
+
+
+def count_rows_at_a_time(data: DataConfig, num_data_ranks: int) -> int:
+    """Return the rows of a micro-batch of all ranks.
+
+    Raises:
+        IncompatibleConfig: a step has fewer rows.
+    """
+    rows = num_data_ranks * data.micro_batch_rows
+    if rows > data.global_batch_rows:
+        raise IncompatibleConfig(
+            f"data.global_batch_rows is {data.global_batch_rows}, but {num_data_ranks} "
+            f"(data-parallel ranks) x {data.micro_batch_rows} (data.micro_batch_rows) = {rows} "
+            f"rows are read at a time; raise the one or lower the other"
+        )
+    return rows
 
 
 def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches, int]:
@@ -163,14 +166,7 @@ def open_batches(config: TrainConfig, context: RankContext) -> tuple[StepBatches
         ReadFailed, FormatError, ShardCorrupt: the dataset cannot be opened.
     """
     data = config.data
-    rows_at_a_time = context.num_data_ranks * data.micro_batch_rows
-    if rows_at_a_time > data.global_batch_rows:
-        raise IncompatibleConfig(
-            f"data.global_batch_rows is {data.global_batch_rows}, but "
-            f"{context.num_data_ranks} (data-parallel ranks) x {data.micro_batch_rows} "
-            f"(data.micro_batch_rows) = {rows_at_a_time} rows are read at a time; raise the one "
-            f"or lower the other"
-        )
+    rows_at_a_time = count_rows_at_a_time(data, context.num_data_ranks)
     documents = select_document_fields(config, context.device)
     mask_form = select_mask_form(config.precision, context.device)
     if data.instructions is not None:

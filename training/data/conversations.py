@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from loader.order.permutation import Int64Array
 from terminal_output import format_count
 from training.data.chat_format import ChatTokenizer, Segment
-from training.errors import IncompatibleConfig
+from training.errors import IncompatibleConfig, join_faults
 
 ROLES = ("system", "user", "assistant")
-MAX_SHOWN_FAULTS = 5
 # Lines that are encoded in one call of the tokenizer.
 _LINES_PER_BATCH = 1000
 
@@ -83,7 +82,7 @@ def read_conversations(
         expected = (
             'objects with "instruction" and "output", or with "messages", one per line'
         )
-        shown = f"; {'; '.join(messages[:MAX_SHOWN_FAULTS])}" if messages else ""
+        shown = f"; {join_faults(messages)}" if messages else ""
         raise IncompatibleConfig(
             f"data.instructions: {path} has no valid line ({len(messages)} are invalid), "
             f"expected {expected}{shown}"

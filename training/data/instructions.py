@@ -19,18 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from loader.rank_discovery import resolve_rank
-from loader.reading.packing import (
-    BoolArray,
-    compute_document_ids,
-    compute_position_ids,
-    compute_sequence_lengths,
-)
 from loader.state import ResumeMismatch
 from training.config import DataConfig
 from training.data.chat_format import ChatTokenizer
-from training.data.conversations import MAX_SHOWN_FAULTS, Conversations, read_conversations
-from training.data.packing import PackedEpoch, pack_epoch
+from training.data.conversations import Conversations, read_conversations
+from training.data.packing import PackedEpoch, make_document_fields, pack_epoch
 from training.data.tokenizer import open_tokenizer
+from training.errors import MAX_SHOWN_FAULTS
 from training.model.loss import IGNORED_LABEL
 from training.parallel.distributed import RankContext
 
@@ -145,7 +140,7 @@ class InstructionRows:
             "input_ids": torch.from_numpy(inputs),
             "labels": torch.from_numpy(labels),
         }
-        return batch | self._make_document_fields(begins_document)
+        return batch | make_document_fields(begins_document, self._documents)
 
     def _fill_row(
         self,
@@ -173,17 +168,6 @@ class InstructionRows:
             slot = slots.stop
         # The padding begins here. The slice is empty if the row is full.
         begins[slot : slot + 1] = True
-
-    def _make_document_fields(self, begins_document: BoolArray) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if "position_ids" in self._documents:
-            fields["position_ids"] = torch.from_numpy(compute_position_ids(begins_document))
-        if "document_ids" in self._documents:
-            fields["document_ids"] = torch.from_numpy(compute_document_ids(begins_document))
-        if "cu_seqlens" in self._documents:
-            cu_seqlens, fields["max_seqlen"] = compute_sequence_lengths(begins_document)
-            fields["cu_seqlens"] = torch.from_numpy(cu_seqlens)
-        return fields
 
     def _locate(self, position: int) -> tuple[PackedEpoch, int]:
         """Return the epoch at a position of the global order, and the row in it.

@@ -1,12 +1,20 @@
-"""Packs conversations into rows, in a new order in every epoch."""
+"""Packs conversations into rows, in a new order in every epoch, and describes documents in rows."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from loader.order.permutation import Int64Array, derive_keys, permute
+from loader.reading.packing import (
+    BoolArray,
+    compute_document_ids,
+    compute_position_ids,
+    compute_sequence_lengths,
+)
 
 # Newest rows that are searched for room. This keeps the time linear, and wastes no more
 # padding than searching all rows in practice.
@@ -27,6 +35,24 @@ class PackedEpoch(NamedTuple):
     def num_rows(self) -> int:
         """The number of rows."""
         return len(self.starts) - 1
+
+
+def make_document_fields(marks: BoolArray, documents: Collection[str]) -> dict[str, Any]:
+    """Return fields about documents, as those of TokenLoader.
+
+    Args:
+        marks: (B, T) whether a token begins a document.
+        documents: names of the fields.
+    """
+    fields: dict[str, Any] = {}
+    if "position_ids" in documents:
+        fields["position_ids"] = torch.from_numpy(compute_position_ids(marks))
+    if "document_ids" in documents:
+        fields["document_ids"] = torch.from_numpy(compute_document_ids(marks))
+    if "cu_seqlens" in documents:
+        cu_seqlens, fields["max_seqlen"] = compute_sequence_lengths(marks)
+        fields["cu_seqlens"] = torch.from_numpy(cu_seqlens)
+    return fields
 
 
 def pack_epoch(

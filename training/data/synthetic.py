@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from loader.rank_discovery import resolve_rank
-from loader.reading.packing import compute_document_ids, compute_sequence_lengths
 from training.config import DataConfig
+from training.data.packing import make_document_fields
 from training.parallel.distributed import RankContext
 
 DOCUMENT_TOKENS = 1000
@@ -53,16 +53,11 @@ class SyntheticRows:
         shape = data.micro_batch_rows, data.seq_len + 1
         tokens = torch.from_numpy(rng.integers(self._vocab_size, size=shape))
         self._position += self._world_size * data.micro_batch_rows
-        batch: dict[str, Any] = {
+        return {
             "input_ids": tokens[:, :-1].contiguous(),
             "labels": tokens[:, 1:].contiguous(),
+            **make_document_fields(self._marks, self._documents),
         }
-        if "document_ids" in self._documents:
-            batch["document_ids"] = torch.from_numpy(compute_document_ids(self._marks))
-        if "cu_seqlens" in self._documents:
-            starts, batch["max_seqlen"] = compute_sequence_lengths(self._marks)
-            batch["cu_seqlens"] = torch.from_numpy(starts)
-        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch."""

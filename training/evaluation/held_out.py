@@ -16,6 +16,7 @@ from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from training.config import DataConfig
 from training.data.tokenizer import open_tokenizer
+from training.errors import IncompatibleConfig
 
 Ints = NDArray[np.int64]
 
@@ -119,19 +120,31 @@ def _iter_metadata(reader: ShardReader, shard: int, num: int) -> Iterator[dict[s
             return
 
 
-def list_training_tokenizers(
-    data: DataConfig, settings: ReadSettings
-) -> Iterator[tuple[str, str]]:
-    """Yield each source of training data, and the sha256 of its tokenizer.
+def check_tokenizer(data: DataConfig, sha256: str, what: str) -> None:
+    """Check that something was made with the tokenizer of the training data.
+
+    Args:
+        data: the training data.
+        sha256: of its tokenizer.
+        what: it is, for the message.
 
     Raises:
-        IncompatibleConfig: data.tokenizer cannot be read.
+        IncompatibleConfig: it was made with another, or data.tokenizer cannot be read.
     """
+    found: dict[str, str] = {}
+    sources = {f"data.mixture.{name}": each for name, each in (data.mixture or {}).items()}
+    manifests = {name: source.manifest for name, source in sources.items()}
     if data.manifest is not None:
-        tokenizer = read_manifest_columns(data.manifest, settings).tokenizer
-        yield f"data.manifest {data.manifest}", tokenizer.sha256
-    for name, source in (data.mixture or {}).items():
-        tokenizer = read_manifest_columns(source.manifest, settings).tokenizer
-        yield f"data.mixture.{name} {source.manifest}", tokenizer.sha256
+        manifests["data.manifest"] = data.manifest
+    for name, manifest in manifests.items():
+        columns = read_manifest_columns(manifest, ReadSettings())
+        found[f"{name} {manifest}"] = columns.tokenizer.sha256
     if data.tokenizer is not None:
-        yield f"data.tokenizer {data.tokenizer}", open_tokenizer(data.tokenizer).sha256
+        found[f"data.tokenizer {data.tokenizer}"] = open_tokenizer(data.tokenizer).sha256
+    for source, other in found.items():
+        if other != sha256:
+            raise IncompatibleConfig(
+                f"{what} has the tokenizer with sha256 {sha256[:12]}..., but {source} was made "
+                f"with another ({other[:12]}...). The figures would mean nothing; use one "
+                f"tokenizer for both"
+            )

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from loader.storage import ReadSettings
 from training.config import TrainConfig
 from training.data.tokenizer import OpenedTokenizer, open_tokenizer
 from training.errors import IncompatibleConfig
-from training.evaluation.held_out import list_training_tokenizers
+from training.evaluation.held_out import check_tokenizer
 from training.evaluation.packed_losses import Ints, PackedLosses, Piece
 from training.evaluation.task_files import Question, read_questions
 from training.parallel.agreement import RankGroup
@@ -57,7 +56,8 @@ class MultipleChoice:
         finally:
             ranks.close()
         tokenizer = open_tokenizer(config.data.tokenizer)
-        _check_tokenizer(tokenizer, config)
+        what = f"data.tokenizer {tokenizer.path}"
+        check_tokenizer(config.data, tokenizer.sha256, what)
         self._endings: list[_Ending] = []
         for questions in self._tasks.values():
             self._endings += _encode(questions, tokenizer, config.data.seq_len)
@@ -96,16 +96,6 @@ class MultipleChoice:
         sums = np.full(len(ending.tokens) - 1, -1, np.int64)
         sums[len(sums) - ending.num_scored :] = number
         return Piece(ending.tokens, sums)
-
-
-def _check_tokenizer(tokenizer: OpenedTokenizer, config: TrainConfig) -> None:
-    """Refuse another tokenizer than that of the training data."""
-    for source, sha256 in list_training_tokenizers(config.data, ReadSettings()):
-        if sha256 != tokenizer.sha256:
-            raise IncompatibleConfig(
-                f"data.tokenizer {tokenizer.path} has sha256 {tokenizer.sha256[:12]}..., but "
-                f"{source} was made with another ({sha256[:12]}...); give the tokenizer of the data"
-            )
 
 
 def _encode(

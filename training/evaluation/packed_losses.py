@@ -9,7 +9,6 @@ others.
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,15 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._dynamo import maybe_mark_dynamic
 from torch.distributed.fsdp import FSDPModule
 
+from loader.reading.packing import compute_sequence_lengths
 from training.config import TrainConfig
+from training.data.packing import pack_first_fit
 from training.model.attention import (
     AttentionMask,
     MaskForm,
-    make_block_mask,
-    make_document_mask,
+    make_mask,
     select_mask_form,
 )
 from training.model.loss import IGNORED_LABEL
@@ -132,24 +131,15 @@ class PackedLosses:
 
 
 def pack_rows(num_labels: Sequence[int], seq_len: int) -> list[list[int]]:
-    """Return the pieces of each row, for pieces of 1 .. seq_len labels.
-
-    Best fit decreasing: the longest piece first, each into the fullest row that has room.
-    """
-    rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (labels that still fit, row), sorted
-    for piece in sorted(range(len(num_labels)), key=lambda piece: -num_labels[piece]):
-        wanted = num_labels[piece]
-        # -1 sorts before every row number, so a row with exactly the wanted room is found.
-        found = bisect.bisect_left(room, (wanted, -1))
-        if found == len(room):
-            left, row = seq_len, len(rows)
-            rows.append([])
-        else:
-            left, row = room.pop(found)
+    """Return the pieces of each row, for pieces of 1 .. seq_len labels; the longest come first."""
+    if not num_labels:
+        return []
+    lengths = np.array(num_labels, np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    numbers = pack_first_fit(lengths[order], seq_len)
+    rows: list[list[int]] = [[] for _ in range(int(numbers.max()) + 1)]
+    for piece, row in zip(order.tolist(), numbers.tolist(), strict=True):
         rows[row].append(piece)
-        if left > wanted:
-            bisect.insort(room, (left - wanted, row))
     return rows
 
 
@@ -204,16 +194,9 @@ class _Batch:
 
     def make_mask(self, device: torch.device, form: MaskForm) -> AttentionMask:
         """Return a mask that separates the pieces."""
-        if form == "matrix":
-            return make_document_mask(self.pieces.to(device))
-        if form == "blocks":
-            return make_block_mask(self.pieces.to(device))
+        if form != "cu_seqlens":
+            return make_mask({"document_ids": self.pieces.to(device)}, form)
         begins = torch.ones_like(self.pieces, dtype=torch.bool)  # each row begins a piece
         begins[:, 1:] = self.pieces[:, 1:] != self.pieces[:, :-1]
-        starts = begins.flatten().nonzero().flatten()
-        cu_seqlens = torch.cat([starts, torch.tensor([begins.numel()])]).to(
-            device, torch.int32
-        )
-        # The number of pieces varies; without the mark, torch.compile would compile for each.
-        maybe_mark_dynamic(cu_seqlens, 0)
-        return AttentionMask(cu_seqlens=cu_seqlens)
+        starts, _ = compute_sequence_lengths(begins.numpy())
+        return make_mask({"cu_seqlens": torch.from_numpy(starts).to(device)}, form)

@@ -25,10 +25,10 @@ from training.errors import IncompatibleConfig
 from training.evaluation.held_out import (
     GROUP_FIELDS,
     Ints,
+    check_tokenizer,
     cut_windows,
     group_documents,
     list_first_documents,
-    list_training_tokenizers,
     read_window,
 )
 from training.evaluation.packed_losses import PackedLosses, Piece
@@ -152,13 +152,7 @@ def _open_reader(config: TrainConfig, manifest: str) -> ShardReader:
     """Open the held-out dataset; refuse another tokenizer than that of the training data."""
     settings = ReadSettings()
     columns = read_manifest_columns(manifest, settings)
-    for source, sha256 in list_training_tokenizers(config.data, settings):
-        if sha256 != columns.tokenizer.sha256:
-            raise IncompatibleConfig(
-                f"validation.manifest {manifest} was made with tokenizer "
-                f"{columns.tokenizer.name!r} (sha256 {columns.tokenizer.sha256[:12]}...), "
-                f"{source} with another ({sha256[:12]}...). The losses would mean nothing; make "
-                f"both with one tokenizer"
-            )
+    what = f"validation.manifest {manifest} ({columns.tokenizer.name!r})"
+    check_tokenizer(config.data, columns.tokenizer.sha256, what)
     # seq_len=1, because only whole samples are read here, never rows.
     return ShardReader(columns, seq_len=1, settings=settings)

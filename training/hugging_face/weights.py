@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.tensor import DTensor
 
 from terminal_output import format_command
-from training.errors import IncompatibleConfig
+from training.errors import IncompatibleConfig, join_faults
 from training.hugging_face.config_json import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -35,8 +35,6 @@ _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 
 # Quantized weights also need scales, which are not read.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-MAX_SHOWN_FAULTS = 5
 
 
 def load_weights_into(folder: Path, model: Decoder) -> None:
@@ -132,12 +130,9 @@ def _open_reader(folder: Path, wanted: Mapping[str, Tensor]) -> HuggingFaceStora
         if dtype not in _DTYPES:
             faults.append(f"{name} has {dtype}, wanted float32, bfloat16 or float16")
     if faults:
-        num_more = len(faults) - MAX_SHOWN_FAULTS
-        more = f" and {num_more} more" if num_more > 0 else ""
         raise IncompatibleConfig(
-            f"the weights in {folder} differ from its {CONFIG_FILE}: "
-            f"{'; '.join(faults[:MAX_SHOWN_FAULTS])}{more}; download the folder again (without "
-            f"lm_head.weight, tie_word_embeddings must be true)"
+            f"the weights in {folder} differ from its {CONFIG_FILE}: {join_faults(faults)}; "
+            f"download the folder again (without lm_head.weight, tie_word_embeddings must be true)"
         )
     return reader
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._dynamo import maybe_mark_dynamic
 from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
@@ -123,6 +124,24 @@ def select_mask_form(precision: PrecisionConfig, device: torch.device) -> MaskFo
     if device.type != "cuda" or precision.compute != "bf16":
         return "matrix"
     return "blocks" if precision.attention == "flex" else "cu_seqlens"
+
+
+def make_mask(documents: Mapping[str, Tensor], form: MaskForm) -> AttentionMask:
+    """Return the mask for the documents of a batch; a causal one if it has no document fields.
+
+    Args:
+        documents: cu_seqlens, or else document_ids, as TokenLoader gives them.
+        form: of the kernel.
+    """
+    if "cu_seqlens" in documents:
+        # The number of documents varies between batches. Without the mark, torch.compile would
+        # compile again for each number.
+        maybe_mark_dynamic(documents["cu_seqlens"], 0)
+        return AttentionMask(cu_seqlens=documents["cu_seqlens"])
+    if "document_ids" in documents:
+        make = make_block_mask if form == "blocks" else make_document_mask
+        return make(documents["document_ids"])
+    return AttentionMask()
 
 
 def select_kernel(name: str, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from training.config import ModelConfig
 from training.errors import IncompatibleConfig
 from training.model.decoder import Decoder
 
@@ -33,7 +34,7 @@ def apply_tensor_parallel(model: Decoder, mesh: DeviceMesh) -> None:
     Raises:
         IncompatibleConfig: the number of ranks does not divide a dimension of the model.
     """
-    _check_divisible(model, mesh.size())
+    check_divisible(model.config, model.lm_head.weight.shape[0], mesh.size())
     embedding = RowwiseParallel(
         input_layouts=_WHOLE,
         output_layouts=_TOKENS,
@@ -101,14 +102,18 @@ def _make_block_plan() -> dict[str, ParallelStyle]:
     }
 
 
-def _check_divisible(model: Decoder, degree: int) -> None:
-    config = model.config
+def check_divisible(config: ModelConfig, vocab_size: int, degree: int) -> None:
+    """Check that a number of ranks can share the model.
+
+    Raises:
+        IncompatibleConfig: it does not divide a dimension of the model.
+    """
     for name, number in (
         # Heads are not cut: each rank needs at least one whole key head.
         ("model.num_kv_heads", config.num_kv_heads),
         ("model.num_heads", config.num_heads),
         ("model.ffn_dim", config.ffn_dim),
-        ("the vocabulary", model.lm_head.weight.shape[0]),
+        ("the vocabulary", vocab_size),
     ):
         if number % degree:
             raise IncompatibleConfig(

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from training.config import TrainConfig
-from training.errors import IncompatibleConfig
+from training.data.batches import count_rows_at_a_time
 from training.model.decoder import Decoder
 from training.model.lora import add_adapters
 from training.parallel.distributed import compute_mesh_shape
+from training.parallel.tensor_parallel import check_divisible
 
 # Matrices that tensor parallelism cuts along rows and along columns
 # (training/parallel/tensor_parallel.py).
@@ -53,21 +54,9 @@ def plan_mesh(config: TrainConfig, num_gpus: int) -> MeshLayout:
     Raises:
         IncompatibleConfig: the degrees, heads or rows cannot be divided over the GPUs.
     """
-    parallel, data, model = config.parallel, config.data, config.model
+    parallel, data = config.parallel, config.data
     replicate, shard, tensor = compute_mesh_shape(parallel, num_gpus)
-    for name, number in (("num_kv_heads", model.num_kv_heads), ("ffn_dim", model.ffn_dim)):
-        if number % tensor:
-            raise IncompatibleConfig(
-                f"parallel.tensor is {tensor}, which does not divide model.{name} {number}"
-            )
-    num_data_ranks = replicate * shard // parallel.context
-    rows = num_data_ranks * data.micro_batch_rows
-    if rows > data.global_batch_rows:
-        raise IncompatibleConfig(
-            f"data.global_batch_rows is {data.global_batch_rows}, but {num_data_ranks} "
-            f"(data-parallel ranks) x {data.micro_batch_rows} (data.micro_batch_rows) = {rows} "
-            f"rows are read at a time; raise the one or lower the other"
-        )
+    rows = count_rows_at_a_time(data, replicate * shard // parallel.context)
     # Rounded up, because a step ends with the first micro-batch that reaches global_batch_rows.
     micro_batches = math.ceil(data.global_batch_rows / rows)
     return MeshLayout(replicate, shard, tensor, parallel.context, micro_batches)
@@ -125,10 +114,7 @@ def list_weights(config: TrainConfig, vocab_size: int, tensor: int) -> ModelWeig
     Raises:
         IncompatibleConfig: the ranks do not divide the vocabulary, or lora.targets is wrong.
     """
-    if vocab_size % tensor:
-        raise IncompatibleConfig(
-            f"parallel.tensor is {tensor}, which does not divide the vocabulary {vocab_size}"
-        )
+    check_divisible(config.model, vocab_size, tensor)
     with torch.device("meta"):
         # One block is enough: all are alike.
         decoder = Decoder(config.model.model_copy(update={"num_layers": 1}), vocab_size)

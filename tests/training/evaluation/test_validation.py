@@ -295,7 +295,7 @@ def test_another_tokenizer_is_refused(language: Path, tmp_path: Path) -> None:
     config = make_config(tmp_path, language, validation={"manifest": str(other.folder)})
     with pytest.raises(
         IncompatibleConfig,
-        match=r"validation.manifest .*cdcdcdcdcdcd.*, data.manifest .* with another",
+        match=r"validation.manifest .*cdcdcdcdcdcd.*, but data.manifest .* with another",
     ):
         Validation(config, joined(config))
 
