@@ -351,7 +351,7 @@ def verify(
     Prints a line for each checkpoint, and one for each damaged file. If there is one, the exit
     code is 1.
     """
-    from training.checkpoint.verification import find_checkpoints, verify_checkpoint
+    from training.checkpoint.stores import find_checkpoints, verify_checkpoint
 
     is_damaged = False
     for store in find_checkpoints(source):

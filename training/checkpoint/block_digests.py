@@ -9,12 +9,11 @@ digests behind it.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import xxhash
 
@@ -29,9 +28,6 @@ BLOCK_BYTES = 2**20
 # no protection against somebody who can write to the folder, because they are stored in it too.
 DIGEST_BYTES = 16
 compute_digest = xxhash.xxh3_128_digest
-
-# Blocks kept per open file. torch.load reads the end of a tensor, then its beginning.
-_CACHED_BLOCKS = 4
 
 
 @dataclass(frozen=True)
@@ -129,8 +125,6 @@ class _VerifiedBlocks(io.RawIOBase):
     def __init__(self, file: BinaryIO, name: str, expected: FileDigest) -> None:
         self._file, self._name, self._expected = file, name, expected
         self._position = 0
-        # Set first: close() also runs if reading the digests fails.
-        self._get_block: Any = functools.lru_cache(_CACHED_BLOCKS)(self._read_block)
         self._digests = self._read_digests()
 
     def readable(self) -> bool:
@@ -165,14 +159,13 @@ class _VerifiedBlocks(io.RawIOBase):
             return 0
         index, offset = divmod(self._position, BLOCK_BYTES)
         target = memoryview(buffer).cast("B")
-        part = self._get_block(index)[offset : offset + len(target)]
+        part = self._read_block(index)[offset : offset + len(target)]
         target[: len(part)] = part
         self._position += len(part)
         return len(part)
 
     def close(self) -> None:
-        """Close the file, and free the cached blocks."""
-        self._get_block.cache_clear()
+        """Close the file."""
         self._file.close()
         super().close()
 
@@ -223,7 +216,8 @@ def open_verified(
     except FileNotFoundError as error:
         raise CheckpointDamaged(f"{name} is missing") from error
     try:
-        return io.BufferedReader(_VerifiedBlocks(file, name, expected))
+        # The buffer holds a block, which is then verified once for all its small reads.
+        return io.BufferedReader(_VerifiedBlocks(file, name, expected), BLOCK_BYTES)
     except BaseException:
         file.close()
         raise

@@ -27,10 +27,11 @@ from training.checkpoint.marker import (
     read_marker,
     write_marker,
 )
-from training.checkpoint.object_store import (
+from training.checkpoint.stores import (
     download_newest,
     remove_checkpoint,
     upload_files,
+    verify_checkpoint,
 )
 from training.checkpoint.tensor_files import (
     METADATA,
@@ -38,7 +39,6 @@ from training.checkpoint.tensor_files import (
     list_causes,
     save_tensors,
 )
-from training.checkpoint.verification import verify_checkpoint
 from training.config import CheckpointConfig
 from training.errors import (
     CheckpointDamaged,

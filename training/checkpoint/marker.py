@@ -20,6 +20,7 @@ from storage.json_schema import (
     Mismatch,
     OpenJsonObject,
     check_json,
+    load_json,
 )
 from training.checkpoint.block_digests import FileDigest, compute_digest
 from training.errors import CheckpointDamaged, IncompatibleConfig
@@ -115,20 +116,26 @@ def read_marker(path: Path | Store) -> Marker:
     """
     store = open_store(path)
     where = store.locate(MARKER)
-    content = _read_json(store)
-    digest = content.pop("digest", None)
-    is_intact = digest == _compute_own_digest(content)
-    version = content.pop("version", None)
-    if not is_intact:
-        raise CheckpointDamaged(f"{where} differs from the digest in it")
-    if version != CHECKPOINT_VERSION:
+    try:
+        content = load_json(store.read_bytes(MARKER))
+        Table(Anything()).check(content)
+        digest, version = content.pop("digest", None), content.get("version")
+        if digest != _compute_own_digest(content):
+            raise CheckpointDamaged(f"{where} differs from the digest in it")
+        if content.pop("version", None) != CHECKPOINT_VERSION:
+            raise IncompatibleConfig(
+                f"{where}: version is {version!r}, expected {CHECKPOINT_VERSION}"
+            )
+        check_json(content, _CONTENT)
+    except NotFound as error:
         raise IncompatibleConfig(
-            f"{where}: version is {version!r}, expected {CHECKPOINT_VERSION}"
-        )
-    files: dict[str, FileDigest] = {}
-    _check_content(content, where)
-    for name, entry in content.pop("files").items():
-        files[name] = FileDigest(**entry)
+            f"{store} has no {MARKER}, so it is not a complete checkpoint; use another one"
+        ) from error
+    except Mismatch as error:
+        key = f"{error.key}: " if error.key else ""
+        fault = f"{key}wanted {error.wanted}, found {error.found}"
+        raise CheckpointDamaged(f"{where} has invalid values: {fault}") from error
+    files = {name: FileDigest(**entry) for name, entry in content.pop("files").items()}
     return Marker(content, files)
 
 
@@ -139,37 +146,6 @@ def read_progress(path: Path) -> dict[str, Any]:
         IncompatibleConfig, CheckpointDamaged: as `read_marker`.
     """
     return dict(read_marker(path).progress)
-
-
-def _read_json(store: Store) -> dict[str, Any]:
-    """Return the JSON object in complete.json."""
-    where = store.locate(MARKER)
-    try:
-        content = json.loads(store.read_bytes(MARKER))
-    except NotFound as error:
-        raise IncompatibleConfig(
-            f"{store} has no {MARKER}, so it is not a complete checkpoint; use another one"
-        ) from error
-    except ValueError as error:
-        raise CheckpointDamaged(f"{where} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointDamaged(
-            f"{where} holds {type(content).__name__}, expected an object"
-        )
-    return {**content}
-
-
-def _check_content(content: Mapping[str, Any], where: str) -> None:
-    """Check types and ranges.
-
-    Raises:
-        CheckpointDamaged: names the first key that is missing or has an invalid value.
-    """
-    try:
-        check_json(content, _CONTENT)
-    except Mismatch as error:
-        fault = f"{error.key}: wanted {error.wanted}, found {error.found}"
-        raise CheckpointDamaged(f"{where} has invalid values: {fault}") from error
 
 
 def _compute_own_digest(content: Mapping[str, Any]) -> str:

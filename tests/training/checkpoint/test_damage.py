@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 import resource
@@ -99,9 +98,9 @@ DAMAGES: list[tuple[str, str, Callable[[Path], object], str]] = [
     ("cut", INDEX, lambda file: os.truncate(file, 60), "has 60 bytes"),
     ("deleted", INDEX, Path.unlink, "is missing"),
     ("other number", MARKER, move_position, "differs from the digest in it"),
-    ("cut", MARKER, lambda file: os.truncate(file, 60), "is no JSON"),
-    ("empty", MARKER, lambda file: os.truncate(file, 0), "is no JSON"),
-    ("other value", MARKER, lambda file: file.write_text("[]"), "expected an object"),
+    ("cut", MARKER, lambda file: os.truncate(file, 60), "wanted JSON"),
+    ("empty", MARKER, lambda file: os.truncate(file, 0), "wanted JSON"),
+    ("other value", MARKER, lambda file: file.write_text("[]"), "wanted an object"),
 ]
 
 
@@ -211,7 +210,7 @@ def test_an_index_that_loses_a_tensor_is_refused(
         ("step", None),
         ("world_size", 0),
         ("rows", []),
-        ("guard", {"num_bad": 0, "in_a_row": 0, "mean_norm": math.nan}),
+        ("guard", {"num_bad": 0, "in_a_row": 0, "mean_norm": "1.0"}),
         ("files", {SHARD: {"num_bytes": 2.5, "xxh3_128": "0" * 32}}),
     ],
 )
