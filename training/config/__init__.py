@@ -9,13 +9,14 @@ the dataset is checked when the run starts, before the first step.
 
 from training.config.base import Section
 from training.config.data import DataConfig, SourceConfig
-from training.config.evaluation import TasksConfig, ValidationConfig
 from training.config.model import LoraConfig, ModelConfig, RopeScaling
 from training.config.optimizer import AnomalyGuardConfig, OptimizerConfig
 from training.config.outputs import (
     CheckpointConfig,
     ObservabilityConfig,
     PrometheusConfig,
+    TasksConfig,
+    ValidationConfig,
 )
 from training.config.parallel import ParallelConfig, PrecisionConfig
 from training.config.run import AdvancedConfig, TrainConfig, load_config

@@ -1,4 +1,4 @@
-"""The sections `checkpoint` and `observability`: what a run writes."""
+"""The sections `checkpoint`, `observability`, `validation` and `tasks`: what a run writes and measures."""
 
 from __future__ import annotations
 
@@ -90,3 +90,34 @@ class ObservabilityConfig(Section):
                 f"step that is not before it, such as [10, 12]"
             )
         return value
+
+
+class ValidationConfig(Section):
+    """Loss on held-out documents, in total, by language and by bucket.
+
+    With data.tokenizer also bits per byte.
+    """
+
+    manifest: str = Field(description="Path or address of the held-out dataset.")
+    every_steps: Positive = Field(
+        default=500, description="Steps between validations. One also runs at the end."
+    )
+    documents: Positive | None = Field(
+        default=1000, description="Number of documents to use, from the first. null: all."
+    )
+
+
+class TasksConfig(Section):
+    """Accuracy on multiple-choice tasks, by the likelihood of the endings; needs data.tokenizer."""
+
+    files: dict[str, str | None] = Field(
+        min_length=1,
+        description="Tasks by name, with a JSON-lines file of {query, choices, gold} for each. "
+        "null downloads it: hellaswag, arc_easy, arc_challenge, piqa.",
+    )
+    every_steps: Positive = Field(
+        default=1000, description="Steps between evaluations. One also runs at the end."
+    )
+    max_questions: Positive | None = Field(
+        default=1000, description="Number of questions per task, from the first. null: all."
+    )

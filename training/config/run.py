@@ -10,10 +10,14 @@ from pydantic import Field, model_validator
 from config_files.reader import read
 from training.config.base import Positive, Section
 from training.config.data import DataConfig
-from training.config.evaluation import TasksConfig, ValidationConfig
 from training.config.model import LoraConfig, ModelConfig
 from training.config.optimizer import AnomalyGuardConfig, OptimizerConfig
-from training.config.outputs import CheckpointConfig, ObservabilityConfig
+from training.config.outputs import (
+    CheckpointConfig,
+    ObservabilityConfig,
+    TasksConfig,
+    ValidationConfig,
+)
 from training.config.parallel import ParallelConfig, PrecisionConfig
 
 
