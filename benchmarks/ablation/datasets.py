@@ -5,9 +5,8 @@
     head               only the third of each language with the lowest perplexity (CCNet's head)
     head + reference   only documents that LLaMA's reference classifier keeps
 
-The last three are runs of configs/ccnet.yaml with overrides. No config describes the first, because `ccnet` always
-removes duplicates: its files are read, tokenized and shuffled with the code of the pipeline. Near-duplicates stay in
-all datasets. All use one tokenizer, trained here on the training texts of the language models.
+All are runs of configs/ccnet.yaml with overrides. Near-duplicates stay in all datasets. All use one tokenizer, trained
+here on the training texts of the language models.
 
 The held-out text has two parts: Wikipedia summaries of titles that are neither in the crawl nor in the training text of
 any model, classifier or tokenizer; and sentences of web pages and news that are not in the crawl (the classifier was
@@ -27,26 +26,35 @@ from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from benchmarks.shards import write_dataset
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import run
 from pipeline.models import registry as model_registry
 from pipeline.models.corpus import is_held_out
 from pipeline.models.demo import texts as demo_texts
+from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.stage_spec import StageSpec
-from pipeline.phases.tokenize import compute_order_keys, describe_tokenizer
+from pipeline.phases.tokenize import describe_tokenizer
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
-from shardwriter import Documents, build_manifest, write_shard
-from shardwriter.format import MANIFEST_FILE, index_file, shard_file
+from shardwriter import Documents
+from shardwriter.format import MANIFEST_FILE
 from stages.transform.tokenize import Tokenize
-from stages.warc.reader import WarcReader
 
 RAW = "raw"
 # Overrides of ccnet.yaml, in addition to COMMON.
 VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        RAW: (
+            "extract.length=null",
+            "paragraph_dedup.keep=keep_all",
+            "select.language=null",
+            "select.perplexity=null",
+            "select.classifiers=null",
+        ),
         "deduplicated": ("select.perplexity=null", "select.classifiers=null"),
         "head": ("select.perplexity.keep=[head]", "select.classifiers=null"),
         "head + reference": ("select.perplexity.keep=[head]",),
@@ -64,7 +72,6 @@ COMMON = (
 HELD_OUT = "held-out"
 END_OF_DOCUMENT = "<|endoftext|>"
 NGRAM_WORDS = 13
-SHARD_TOKENS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -94,14 +101,10 @@ def create_datasets(folder: Path, sizes: Sizes) -> dict[str, str]:
         for _ in run(plan):
             pass
         made[name] = plan.folder("write_shards").path("")
-    config = _config(folder, sizes, ())
-    _say(f"{RAW}: every document as it was read")
-    raw = list(_read(config))
-    made[RAW] = _write(folder / RAW, config, raw)
+    with_raw = make_plan(_config(folder, sizes, VARIANTS[RAW]))
     _say(f"{HELD_OUT}: without what shares {NGRAM_WORDS} words with the crawl")
-    made[HELD_OUT] = _write(
-        folder / HELD_OUT, config, [_held_out(raw, sizes.held_out_per_language)]
-    )
+    held_out = _held_out(with_raw, sizes.held_out_per_language)
+    made[HELD_OUT] = _write(folder / HELD_OUT, with_raw.config, held_out)
     return {name: str(path) for name, path in made.items()}
 
 
@@ -169,10 +172,10 @@ def _read_training_texts(language: str) -> Iterator[str]:
     )
 
 
-def _held_out(raw: Iterable[pa.Table], per_language: int) -> pa.Table:
+def _held_out(raw: RunPlan, per_language: int) -> pa.Table:
     """Return held-out documents with their language, and `wikipedia` or `web` as their bucket."""
     found: list[tuple[str, str, str]] = []
-    crawled = NgramSet(text for table in raw for text in table.column("text").to_pylist())
+    crawled = NgramSet(_read_texts(raw))
     for language in demo_texts.LANGUAGES:
         share = _held_out_share(language)
         trained_on = NgramSet(
@@ -239,67 +242,27 @@ def _ngrams(text: str) -> NDArray[np.uint64]:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- shards
+# ---- shards ----
 
 
-def _read(config: RunConfig) -> Iterator[pa.Table]:
-    """Yield every document of the crawl."""
-    for split in make_plan(config).splits:
-        num_records = 0
-        for file in split.files:
-            reader = WarcReader(
-                Path(file.location),
-                config.extract.warc,
-                split=split.index,
-                first_record=num_records,
-                batch_bytes=1 << 23,
-            )
-            yield from reader
-            num_records += reader.report.num_records
+def _read_texts(plan: RunPlan) -> Iterator[str]:
+    """Yield the texts of the documents of a run."""
+    for split in plan.splits:
+        with plan.folder("annotate").open(f"{split.key}.documents.parquet") as file:
+            yield from pq.read_table(file, columns=["text"]).column("text").to_pylist()
 
 
-def _write(folder: Path, config: RunConfig, tables: Sequence[pa.Table]) -> Path:
-    """Tokenize the documents, sort them as the pipeline does, and write shards."""
+def _write(folder: Path, config: RunConfig, documents: pa.Table) -> Path:
+    """Tokenize the documents, and write them as one shard."""
     stage = StageSpec(Tokenize, config.tokenize).opened()
-    kept = pa.concat_tables(
-        [stage.apply(table.filter(_has_text(table))).kept for table in tables]
-    )
-    order = np.argsort(
-        compute_order_keys(kept.column("doc_id").to_numpy(), config.write_shards.seed)
-    )
-    kept = kept.take(pa.array(order))
+    kept = stage.apply(documents).kept
     entry = describe_tokenizer(config)
-    lengths = kept.column("num_tokens").to_numpy()
-    about = [name for name in ("language", "bucket") if name in kept.column_names]
-    folder.mkdir()
-    num_shards = -(-int(lengths.sum()) // SHARD_TOKENS)
-    entries = []
-    for shard, rows in enumerate(np.array_split(np.arange(len(lengths)), num_shards)):
-        part = kept.slice(rows[0], len(rows))
-        documents = Documents(
-            tokens=part.column("tokens")
-            .combine_chunks()
-            .flatten()
-            .to_numpy()
-            .astype(entry.token_dtype),
-            doc_num_tokens=lengths[rows],
-            doc_ids=part.column("doc_id").to_numpy(),
-            metadata=part.select(["doc_id", *about]).to_pylist(),
-        )
-        with (
-            (folder / shard_file(shard)).open("wb") as tar,
-            (folder / index_file(shard)).open("wb") as index,
-        ):
-            entries.append(
-                write_shard(tar, index, shard=shard, tokenizer=entry, documents=documents)
-            )
-    (folder / MANIFEST_FILE).write_bytes(
-        build_manifest(entries, tokenizer=entry, fingerprint="ablation").dumps()
+    tokens = kept.column("tokens").combine_chunks().flatten().to_numpy()
+    part = Documents(
+        tokens=tokens.astype(entry.token_dtype),
+        doc_num_tokens=kept.column("num_tokens").to_numpy(),
+        doc_ids=kept.column("doc_id").to_numpy(),
+        metadata=kept.select(["doc_id", "language", "bucket"]).to_pylist(),
     )
+    write_dataset(folder, entry, [part])
     return folder
-
-
-def _has_text(table: pa.Table) -> pa.ChunkedArray:
-    import pyarrow.compute as pc
-
-    return pc.greater(pc.utf8_length(table.column("text")), 0)

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from loader import TokenDataset, TokenLoader
 
 BATCH, BLOCK, SEED = 8, 2049, 7

@@ -1,6 +1,6 @@
 """Write the same synthetic documents in the format of every loader.
 
-    python benchmarks/loader/generate.py --out DATA --tokens 150000000 [--only shards,memmap]
+    python -m benchmarks.loader.generate --out DATA --tokens 150000000 [--only shards,memmap]
 
 Documents have 200 to 3,000 tokens of two bytes, drawn from a Zipf distribution, and end with token 0. Equal arguments
 give equal files. Packed formats contain blocks of 2,049 tokens.
@@ -8,10 +8,8 @@ give equal files. Packed formats contain blocks of 2,049 tokens.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,14 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# the script runs in an environment without this project
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from benchmarks.frame import make_parser
+from benchmarks.shards import write_dataset
 from loader.packed.pack import pack_dataset
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadSettings
-from shardwriter import Documents, build_manifest, write_shard
-from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
+from shardwriter import Documents
+from shardwriter.format import TokenizerEntry
 
 BLOCK = 2049
 SHARD_BYTES = 64 << 20
@@ -64,23 +61,15 @@ def write_shards(
         *np.searchsorted(starts, np.arange(0, len(tokens), SHARD_BYTES // 2)).tolist(),
         len(starts) - 1,
     ]
-    entries = []
-    for shard, (first, last) in enumerate(pairwise(cuts)):
-        part = Documents(
+    parts = (
+        Documents(
             tokens[starts[first] : starts[last]],
             np.diff(starts[first : last + 1]),
             np.arange(first, last, dtype=np.uint64),
         )
-        with (
-            (folder / shard_file(shard)).open("wb") as tar,
-            (folder / index_file(shard)).open("wb") as index,
-        ):
-            entries.append(
-                write_shard(tar, index, shard=shard, tokenizer=tokenizer, documents=part)
-            )
-    (folder / MANIFEST_FILE).write_bytes(
-        build_manifest(entries, tokenizer=tokenizer, fingerprint="benchmark").dumps()
+        for first, last in pairwise(cuts)
     )
+    write_dataset(folder, tokenizer, parts)
     settings = ReadSettings()
     manifest = read_manifest_columns(folder, settings)
     pack_dataset(manifest, seq_len=BLOCK - 1, settings=settings)
@@ -97,7 +86,7 @@ def write_webdataset(folder: Path, items: Iterator[NDArray[np.uint16]]) -> None:
 
 
 def write_mds(folder: Path, blocks: NDArray[np.uint16]) -> None:
-    from entrants import import_streaming
+    from benchmarks.loader.entrants import import_streaming
 
     import_streaming()
     from streaming import MDSWriter
@@ -148,9 +137,7 @@ def write_parquet(folder: Path, blocks: NDArray[np.uint16]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, saves=False)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=150_000_000)
     parser.add_argument(

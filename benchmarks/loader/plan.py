@@ -26,16 +26,10 @@ import numpy as np
 
 from benchmarks.frame import finish, make_parser
 from benchmarks.result_file import REPOSITORY
+from benchmarks.shards import write_files
 from loader.order.row_order import RowOrder, choose_interleave_depth
-from shardwriter import Documents, build_manifest, write_shard
-from shardwriter.format import (
-    MANIFEST_FILE,
-    Count,
-    ShardEntry,
-    TokenizerEntry,
-    index_file,
-    shard_file,
-)
+from shardwriter import Documents, build_manifest
+from shardwriter.format import MANIFEST_FILE, Count, ShardEntry, TokenizerEntry
 from tests.seaweed import BUCKET, KEYS, Seaweed
 
 SHARD_TOKENS = 1_000_000
@@ -120,13 +114,7 @@ def write_random_shard(folder: Path, shard: int) -> ShardEntry:
     lengths = np.full(SHARD_TOKENS // 1000, 1000)
     tokens[np.cumsum(lengths) - 1] = 0
     documents = Documents(tokens, lengths, np.arange(len(lengths), dtype=np.uint64))
-    with (
-        (folder / shard_file(shard)).open("wb") as tar,
-        (folder / index_file(shard)).open("wb") as index,
-    ):
-        return write_shard(
-            tar, index, shard=shard, tokenizer=TOKENIZER, documents=documents
-        )
+    return write_files(folder, shard, TOKENIZER, documents)
 
 
 def start_node(num_ranks: int, given: dict[str, Any]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Measure the speed of each loader against a bare memory map, and the restart at 90 % of an epoch.
 
-    python benchmarks/loader/run.py --data DATA [--rounds 3] [--only ours,torchdata] [--workers 0,2] [--save]
+    python -m benchmarks.loader.run --data DATA [--rounds 3] [--only ours,torchdata] [--workers 0,2] [--save]
 
 Each measurement runs in a new process. It alternates between the loader and the memory map, so that other load on the
 machine affects both. `same` counts the batches, of 20 after the restart, that equal those of an uninterrupted run;
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
@@ -22,11 +23,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-BLOCK = 2049
+import psutil
+import torch
+
+from benchmarks.frame import finish, make_parser, print_table
+from benchmarks.loader.entrants import BATCH, BLOCK, ENTRANTS
+
 LIBRARIES = (
     "torch", "numpy", "isal", "torchdata", "litdata", "grain", "webdataset", "datasets", "mosaicml-streaming"
 )  # fmt: skip
+NUM_BATCHES = 20  # that are compared after a restart
+LIMIT_S = 300  # of a measurement; some loaders hang
 
 
 def repeat_forever(make: Callable[[], Any]) -> Iterator[Any]:
@@ -49,10 +56,6 @@ def measure_turn(batches: Iterator[Any], seconds: float) -> Speed:
 
 
 def measure_speed(name: str, data: Path, workers: int, seconds: float) -> dict[str, Any]:
-    import torch
-    from entrants import ENTRANTS
-
-    torch.set_num_threads(1)
     bare = repeat_forever(lambda: ENTRANTS["memmap"](data))
     ours = repeat_forever(lambda: ENTRANTS[name](data, workers))
     started = time.perf_counter()
@@ -91,10 +94,6 @@ def checksum(batch: Any) -> int:
 
 
 def measure_save(name: str, data: Path, workers: int, state_file: Path) -> dict[str, Any]:
-    import pickle
-
-    from entrants import BATCH, ENTRANTS
-
     stop = int(os.path.getsize(data / "memmap/tokens.bin") // 2 // BLOCK // BATCH * 0.9)
     started = time.perf_counter()
     entrant = ENTRANTS[name](data, workers)
@@ -104,16 +103,12 @@ def measure_save(name: str, data: Path, workers: int, state_file: Path) -> dict[
     for _ in range(stop - 1):
         next(batches)
     state = entrant.state()
-    following = [checksum(next(batches)) for _ in range(20)]
+    following = [checksum(next(batches)) for _ in range(NUM_BATCHES)]
     state_file.write_bytes(pickle.dumps((state, stop, following)))
     return {"fresh_s": fresh_s, "state_bytes": len(pickle.dumps(state))}
 
 
 def measure_resume(name: str, data: Path, workers: int, state_file: Path) -> dict[str, Any]:
-    import pickle
-
-    from entrants import ENTRANTS
-
     state, stop, following = pickle.loads(state_file.read_bytes())  # noqa: S301 - written by this script
     started = time.perf_counter()
     entrant = ENTRANTS[name](data, workers)
@@ -124,60 +119,35 @@ def measure_resume(name: str, data: Path, workers: int, state_file: Path) -> dic
         next(batches)
     found = [checksum(next(batches))]
     resumed_s = time.perf_counter() - started
-    found += [checksum(next(batches)) for _ in range(19)]
+    found += [checksum(next(batches)) for _ in range(NUM_BATCHES - 1)]
     return {
         "resumed_s": resumed_s,
         "same_batches": sum(a == b for a, b in zip(found, following, strict=True)),
     }
 
 
-def child(args: argparse.Namespace) -> None:
-    import torch
-
+def measure_here(args: argparse.Namespace) -> None:
+    """Measure in this process, print the figures, and end it with all its workers."""
     torch.set_num_threads(1)
-    sys.path.insert(0, str(HERE))
-    measures: dict[str, Callable[[], dict[str, Any]]] = {
-        "speed": lambda: measure_speed(
-            args.only, args.data, int(args.workers), args.seconds
-        ),
-        "save": lambda: measure_save(args.only, args.data, int(args.workers), args.state),
-        "resume": lambda: measure_resume(
-            args.only, args.data, int(args.workers), args.state
-        ),
-    }
-    print("RESULT " + json.dumps(measures[args.child]()), flush=True)
-    _end_children()
+    entrant = args.only, args.data, int(args.workers)
+    if args.child == "speed":
+        found = measure_speed(*entrant, args.seconds)
+    else:
+        measure = measure_save if args.child == "save" else measure_resume
+        found = measure(*entrant, args.state)
+    print(json.dumps(found), flush=True)
+    for process in psutil.Process().children(recursive=True):
+        process.kill()
     os._exit(0)  # worker processes of some loaders do not end
 
 
-def _end_children() -> None:
-    import psutil
-
-    for process in psutil.Process().children(recursive=True):
-        process.kill()
-
-
-def run_in_process(
+def measure_apart(
     what: str, name: str, workers: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        __file__,
-        "--child",
-        what,
-        "--only",
-        name,
-        "--workers",
-        str(workers),
-    ]
-    command += [
-        "--data",
-        str(args.data),
-        "--seconds",
-        str(args.seconds),
-        "--state",
-        str(args.state),
-    ]
+    """Return the figures of a separate process, or its error."""
+    command = [sys.executable, "-m", "benchmarks.loader.run", "--child", what]
+    command += ["--only", name, "--workers", str(workers), "--data", str(args.data)]
+    command += ["--seconds", str(args.seconds), "--state", str(args.state)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     try:
         out = subprocess.run(
@@ -185,15 +155,13 @@ def run_in_process(
             capture_output=True,
             text=True,
             env=environment,
-            cwd=HERE,
-            timeout=300,
+            timeout=LIMIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"error": "no result after 300 s"}
-    for line in out.stdout.splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line.removeprefix("RESULT "))
+        return {"error": f"no result after {LIMIT_S} s"}
+    if out.returncode == 0:
+        return json.loads(out.stdout.splitlines()[-1])
     return {"error": (out.stderr.strip().splitlines() or ["no output"])[-1][:200]}
 
 
@@ -203,48 +171,39 @@ def compare(args: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
         speeds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for _ in range(args.rounds):
             for name in names:
-                speeds[name].append(run_in_process("speed", name, workers, args))
+                speeds[name].append(measure_apart("speed", name, workers, args))
         for name in names:
             row: dict[str, Any] = {"entrant": name, "workers": workers}
             fine = [found for found in speeds[name] if "error" not in found]
             keys = list(fine[0]) if fine else []
             row |= {key: statistics.median(found[key] for found in fine) for key in keys}
             for what in ("save", "resume") if args.resume else ():
-                row |= run_in_process(what, name, workers, args)
+                row |= measure_apart(what, name, workers, args)
             row |= {} if fine else speeds[name][0]
             rows.append(row)
-            print(show(row), flush=True)
+            print(row, flush=True)
     return rows
 
 
-def show(row: dict[str, Any]) -> str:
-    def number(key: str, form: str, scale: float = 1.0) -> str:
-        return (
-            format(row[key] if scale == 1 else row[key] / scale, form)
-            if key in row
-            else "-"
-        )
-
-    return (
-        f"{row['entrant']:22} {row['workers']} workers  ratio {number('ratio', '.3f'):>6}  "
-        f"by CPU time {number('cpu_ratio', '.3f'):>6}  "
-        f"{number('tokens_per_s', ',.0f', 1e6):>6} M tokens/s  fresh {number('fresh_s', '.3f'):>7} s  "
-        f"resumed {number('resumed_s', '.3f'):>7} s  same {number('same_batches', 'd'):>2}/20  "
-        f"state {number('state_bytes', ',d'):>9} B  {row.get('error', '')}"
-    )
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Print a line per entrant and number of workers."""
+    keys = ("ratio", "cpu_ratio", "tokens_per_s", "fresh_s", "resumed_s", "same_batches")
+    cells: list[list[object]] = []
+    for row in rows:
+        figures = [f"{row[key]:.4g}" if key in row else "-" for key in keys]
+        state = row.get("state_bytes", "-")
+        error = row.get("error", "")
+        cells.append([row["entrant"], row["workers"], *figures, state, error])
+    print_table(("entrant", "workers", *keys, "state bytes", "error"), cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--workers", default="0,2")
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument(
         "--state", type=Path, default=Path("loader-state.pkl"), help=argparse.SUPPRESS
@@ -252,20 +211,14 @@ def main() -> None:
     args = parser.parse_args()
     args.data, args.state = args.data.resolve(), args.state.resolve()
     if args.child:
-        child(args)
+        measure_here(args)
         return
-    sys.path.insert(0, str(HERE))
-    from entrants import ENTRANTS
-
     rows = compare(args, args.only.split(",") if args.only else list(ENTRANTS))
+    print_rows(rows)
     args.state.unlink(missing_ok=True)
-    if args.save:
-        # imported here: only this needs the repository on the path
-        from benchmarks.result_file import save
-
-        figures = {"rounds": args.rounds, "seconds": args.seconds, "rows": rows}
-        # a partial run must not replace the full table
-        print(save("loader_part" if args.only else "loader", figures, libraries=LIBRARIES))
+    figures = {"rounds": args.rounds, "seconds": args.seconds, "rows": rows}
+    # a partial run must not replace the full table
+    finish(args, "loader_part" if args.only else "loader", figures, LIBRARIES)
 
 
 if __name__ == "__main__":

@@ -86,34 +86,26 @@ class Case:
         return self.micro_batch_rows * self.size.micro_batches
 
 
-def write_dataset(folder: Path, size: Size) -> None:
+def make_dataset(folder: Path, size: Size) -> None:
     """Write four shards of documents with 200 to 3,000 tokens drawn by Zipf's law."""
     import numpy as np
 
-    from shardwriter import Documents, build_manifest, write_shard
-    from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
+    from benchmarks.shards import write_dataset
+    from shardwriter import Documents
+    from shardwriter.format import TokenizerEntry
 
-    folder.mkdir(parents=True)
     rng = np.random.default_rng(1)
     num_ids = size.vocab_size - 47  # 50,257 of GPT-2, which a model rounds up
     tokenizer = TokenizerEntry("benchmark", "0" * 64, num_ids, 0)
     tokens = np.minimum(rng.zipf(1.2, size.num_tokens), num_ids - 1).astype(np.uint16)
-    entries, first_id = [], 0
-    for shard, part in enumerate(np.array_split(tokens, 4)):
+    parts: list[Documents] = []
+    first_id = 0
+    for part in np.array_split(tokens, 4):
         lengths = rng.integers(200, 3001, len(part) // 1000)
         lengths = lengths[np.cumsum(lengths) < len(part)]
         lengths = np.append(lengths, len(part) - lengths.sum())
         part[np.cumsum(lengths) - 1] = 0
         ids = np.arange(first_id, first_id + len(lengths), dtype=np.uint64)
         first_id += len(lengths)
-        with (
-            (folder / shard_file(shard)).open("wb") as tar,
-            (folder / index_file(shard)).open("wb") as index,
-        ):
-            documents = Documents(part, lengths, ids)
-            entry = write_shard(
-                tar, index, shard=shard, tokenizer=tokenizer, documents=documents
-            )
-        entries.append(entry)
-    manifest = build_manifest(entries, tokenizer=tokenizer, fingerprint="benchmark")
-    (folder / MANIFEST_FILE).write_bytes(manifest.dumps())
+        parts.append(Documents(part, lengths, ids))
+    write_dataset(folder, tokenizer, parts)

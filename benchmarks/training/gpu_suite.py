@@ -35,7 +35,7 @@ from benchmarks.frame import make_parser
 from benchmarks.training import kernels
 from benchmarks.training.apart import Skipped, call_apart
 from benchmarks.training.bare import measure_bare
-from benchmarks.training.cases import FULL, TINY, Case, Size, write_dataset
+from benchmarks.training.cases import FULL, TINY, Case, Size, make_dataset
 from benchmarks.training.checks import CHECKS, run_check
 from benchmarks.training.entrants import measure_ours, measure_ours_and_gc
 from benchmarks.training.gpu_tables import (
@@ -240,7 +240,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-suite-") as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"
         suite = Suite(TINY if args.tiny else FULL, args.budget_s, Path(scratch))
-        write_dataset(suite.folder / "dataset", suite.size)
+        make_dataset(suite.folder / "dataset", suite.size)
         figures = _run_parts(suite, args)
     print_tables(figures)
     print(f"\n{figures['took_s']} s on {describe_device()['name']}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.training.cases import TINY, Case, write_dataset
+from benchmarks.training.cases import TINY, Case, make_dataset
 from benchmarks.training.checks import CHECKS, ON_CPU, NotAvailable, open_loader, run_check
 from benchmarks.training.gpu_suite import Suite, run_checks
 from tests.benchmarks.run_module import run_module
@@ -100,6 +100,6 @@ def test_every_check_is_a_row_of_the_documentation() -> None:
 
 def test_the_check_of_the_loader_compares_every_entry(tmp_path: Path) -> None:
     """Its dataset has both forms of documents; a case of the suite opens it."""
-    write_dataset(tmp_path / "dataset", TINY)
+    make_dataset(tmp_path / "dataset", TINY)
     batch = next(open_loader(Case(TINY, str(tmp_path / "dataset"), 16)))
     assert batch.keys() >= {"input_ids", "labels", "cu_seqlens", "document_ids"}
