@@ -86,7 +86,7 @@ def _exchange(task: Task, seconds: dict[str, float], texts: list[str]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from benchmarks.stages.table.bare_calls import write_parquet
+    from benchmarks.stages.bare_calls import write_parquet
 
     table = pa.table({"text": pa.array(texts, pa.large_string())})
     path = task.output / "documents.parquet"
@@ -145,7 +145,7 @@ def _write_shards(task: Task, seconds: dict[str, float], texts: list[str]) -> No
     import pyarrow as pa
     from gigatoken.gigatoken_rs import load_hf_json
 
-    from benchmarks.stages.table.bare_calls import write_tar
+    from benchmarks.stages.bare_calls import write_tar
     from pipeline.config.phases import WriteShardsConfig
     from pipeline.models import registry
     from stages.transform.tokenizer_files import read_definition

@@ -1,17 +1,14 @@
 """The input of the comparison: pages of Debian's documentation packages as WARC and WET files.
 
-    python -m benchmarks.peers.pages --output FOLDER [--packages FOLDER_WITH_DEB_FILES]
-
 `packages.txt` has the packages: six with 65 MB of text, and more of them for larger inputs.
 
 Needs Debian's apt-get and dpkg-deb. Every package is checked against its SHA-256, therefore everybody
 gets the same bytes. A newer release of Debian replaces packages: then download these versions from an
-archive of old packages, and give their folder with `--packages`.
+archive of old packages, and give their folder with `--packages` of benchmarks.peers.run.
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
 import gzip
 import hashlib
@@ -209,24 +206,3 @@ def take_text(pages: Iterable[InputPage], num_bytes: int) -> Iterator[InputPage]
         num_bytes -= len(page.text)
         if num_bytes <= 0:
             return
-
-
-def main() -> None:
-    """Download the packages and write the files."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, required=True, help="folder of the files")
-    parser.add_argument("--packages", type=Path, help="folder with the .deb files")
-    parser.add_argument("--every", type=int, default=1, help="4 takes every fourth page")
-    args = parser.parse_args()
-    folder = args.packages
-    if folder is None:
-        folder = args.output / "packages"
-        download_packages(folder, list_packages())
-    packages = check_packages(folder, list_packages())
-    print(asdict(write_pages(read_all_pages(packages, args.every), args.output)))
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,6 @@ installed or fails is reported with its error, and the others go on.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.frame import make_parser, print_table
 from benchmarks.peers.bare_calls import ALL_CALLS, ALL_CALLS_WORK, CCNET_LIBRARIES
 from benchmarks.peers.chart import draw_bars
 from benchmarks.peers.entrants import ENTRANTS, Entrant
@@ -246,42 +246,27 @@ class Chain:
         }
 
 
-def format_table(chains: dict[str, Any]) -> str:
-    """Return the figures as a table in Markdown.
+def print_chains(chains: dict[str, Any]) -> None:
+    """Print the figures.
 
     `equal` has the pages that both keep: all; with the same language, perplexity and text.
     """
-    lines = [f"{name}: {_format_input(chain['pages'])}" for name, chain in chains.items()]
-    lines += [
-        "",
-        "| chain | program | does | CPU s | wall s | MB/CPU s | CPU / ours | kept | equal |",
-        "|-|-|-|-|-|-|-|-|-|",
-    ]
+    rows: list[tuple[object, ...]] = []
     for chain, figures in chains.items():
+        pages = figures["pages"]
+        sizes = {name: f"{size / 1e6:.2f} MB" for name, size in pages.items()}
+        print(
+            f"{chain}: {pages['num_pages']:,} pages, a file of {sizes['file_bytes']}, "
+            f"{sizes['text_bytes']} of text, {sizes['html_bytes']} of HTML"
+        )
         for name, row in figures["entrants"].items():
-            lines.append(f"| {chain} | {name} | {row['work']} | {_format_row(row)} |")
+            seconds = [row[key] for key in ("cpu_s", "wall_s", "mb_per_cpu_s", "ratio")]
+            kept, *equal = row.get("decisions", {"kept": ""}).values()
+            rows.append((chain, name, *seconds, kept, ", ".join(map(str, equal))))
         for name, why in figures["failed"].items():
-            lines.append(f"| {chain} | {name} | {why} | | | | | | |")
-    return "\n".join(lines)
-
-
-def _format_input(pages: dict[str, int]) -> str:
-    sizes = {name: f"{size / 1e6:.2f} MB" for name, size in pages.items()}
-    return (
-        f"{pages['num_pages']:,} pages, a file of {sizes['file_bytes']}, "
-        f"{sizes['text_bytes']} of text, {sizes['html_bytes']} of HTML"
-    )
-
-
-def _format_row(row: dict[str, Any]) -> str:
-    cells = [f"{row['cpu_s']:.1f}", f"{row['wall_s']:.1f}", f"{row['mb_per_cpu_s']:g}"]
-    cells += [f"{row['ratio']:.2f}"]
-    decisions = row.get("decisions")
-    if decisions is None:
-        return " | ".join([*cells, "", ""])
-    same = [decisions[f"same_{what}"] for what in ("language", "perplexity", "text")]
-    equal = f"{decisions['kept_by_both']}; {', '.join(map(str, same))}"
-    return " | ".join([*cells, str(decisions["kept"]), equal])
+            print(f"{chain}, {name}: {why}")
+    names = ("CPU s", "wall s", "MB/CPU s", "CPU / ours", "kept", "equal")
+    print_table(("chain", "program", *names), rows)
 
 
 def draw_chart(chains: dict[str, Any]) -> str:
@@ -344,12 +329,9 @@ def save_with_chart(figures: dict[str, Any], suffix: str) -> None:
 
 def main() -> None:
     """Compare, print the table, and save the figures and the chart with `--save`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, rounds=3)
     parser.add_argument("--work", type=Path, required=True, help="folder of the pages")
     parser.add_argument("--packages", type=Path, help="folder with the .deb files")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chains", nargs="+", choices=EVERY, default=list(EVERY))
     parser.add_argument("--scale", type=float, default=1, help="0.1: a tenth of the pages")
     parser.add_argument(
@@ -358,7 +340,6 @@ def main() -> None:
     parser.add_argument(
         "--compiling", action="store_true", help="also measure how long kernels compile"
     )
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/")
     args = parser.parse_args()
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})  # also of all programs that this process starts
@@ -372,7 +353,7 @@ def main() -> None:
     ):
         if args.save:  # after each round, because a long run can be interrupted
             save_with_chart(figures, source.suffix)
-    print(format_table(figures["chains"]))
+    print_chains(figures["chains"])
     if args.compiling:
         print(
             f"CPU seconds of compiling our kernels, once: {figures['compiling_cpu_s']:.1f}"

@@ -37,7 +37,7 @@ from benchmarks.frame import (
     take_turns,
     time_cpu,
 )
-from benchmarks.stages.table.bare_calls import (
+from benchmarks.stages.bare_calls import (
     predict,
     remove_lines,
     score,
@@ -45,7 +45,7 @@ from benchmarks.stages.table.bare_calls import (
     write_tar,
     write_tokens,
 )
-from benchmarks.stages.table.recorded_task import Action, RecordedTask, record_task
+from benchmarks.stages.recorded_task import Action, RecordedTask, record_task
 from pipeline.execution.engine import run
 from pipeline.models import registry as model_registry
 from pipeline.phases import registry
@@ -64,13 +64,17 @@ from stages.transform.tokenize import Tokenize
 
 @dataclass(frozen=True)
 class Row:
-    """A step, and bare library calls that compute the same."""
+    """A step on some texts, and bare library calls that compute the same."""
 
     step: str
     bare_calls: str
-    num_bytes: int
+    texts: pa.ChunkedArray | pa.Array
     as_called: Action
     bare: Action
+
+    def count_megabytes(self) -> float:
+        """Return the MB of UTF-8 of the texts."""
+        return int(pc.sum(pc.binary_length(self.texts)).as_py() or 0) / 1e6
 
 
 def create_rows(plan: RunPlan, folder: Path) -> Iterator[Row]:
@@ -78,108 +82,72 @@ def create_rows(plan: RunPlan, folder: Path) -> Iterator[Row]:
     phases = {phase.name: phase(plan) for phase in registry.PHASES}
     split = plan.splits[0].key
     yield from _extract_rows(plan, record_task(phases["extract"], split), folder)
-    yield from _deduplicate_rows(plan, phases["paragraph_dedup"], split)
+    yield _deduplicate_row(plan, phases["paragraph_dedup"], split)
     yield from _annotate_rows(plan, Annotate(plan), split, folder)
     yield from _tokenize_rows(plan, record_task(phases["tokenize"], split), split, folder)
-    yield from _shard_rows(plan, phases["write_shards"], folder)
+    yield _shard_row(plan, phases["write_shards"], split, folder)
 
 
 def _extract_rows(plan: RunPlan, task: RecordedTask, folder: Path) -> Iterator[Row]:
     path = Path(plan.splits[0].files[0].location)
     texts = task.documents("length").column("text")
+    bare: Action = partial(read_records, path)
     yield Row(
-        "extract.read",
-        "FastWARC, payloads decoded",
-        _bytes(texts),
-        task.repeat("read"),
-        partial(read_records, path),
+        "extract.read", "FastWARC, payloads decoded", texts, task.repeat("read"), bare
     )
     texts = task.documents("paragraphs").column("text")
     again = task.repeat("paragraphs")
-    yield Row(
-        "extract.paragraphs",
-        "hash_paragraphs",
-        _bytes(texts),
-        again,
-        lambda: hash_paragraphs(texts),
-    )
+    bare = partial(hash_paragraphs, texts)
+    yield Row("extract.paragraphs", "hash_paragraphs", texts, again, bare)
     lines = [line for text in texts.to_pylist() for line in text.split("\n")]
-    yield Row(
-        "extract.paragraphs",
-        "hash_paragraph, line by line",
-        _bytes(texts),
-        again,
-        lambda: [*map(hash_paragraph, lines)],
-    )
+    bare = lambda: [*map(hash_paragraph, lines)]  # noqa: E731
+    name = "hash_paragraph, line by line"
+    yield Row("extract.paragraphs", name, texts, again, bare)
     rows = task.documents("write").drop_columns("paragraph_hashes")
+    yield _make_write_row("extract", task, rows, folder)
+
+
+def _make_write_row(phase: str, task: RecordedTask, rows: pa.Table, folder: Path) -> Row:
     bare = partial(write_parquet, rows, folder / "bare.parquet")
-    yield Row(
-        "extract.write",
-        "Parquet of the documents",
-        _bytes(rows.column("text")),
-        task.repeat("write"),
-        bare,
-    )
+    texts, again = rows.column("text"), task.repeat("write")
+    return Row(f"{phase}.write", "Parquet of the documents", texts, again, bare)
 
 
-def _deduplicate_rows(plan: RunPlan, phase: Phase, split: str) -> Iterator[Row]:
+def _deduplicate_row(plan: RunPlan, phase: Phase, split: str) -> Row:
     assert isinstance(phase, PartitionPhase)
-    with pa.memory_map(str(plan.folder("extract").path(f"{split}.hashes.arrow"))) as source:
+    extracted = plan.folder("extract")
+    with pa.memory_map(str(extracted.path(f"{split}.hashes.arrow"))) as source:
         table = pa.ipc.open_file(source).read_all()
     hashes = table.column("hash").to_numpy()
     documents = np.sort(table.column("record").to_numpy()).astype(np.uint64)
-    texts = pq.read_table(
-        plan.folder("extract").path(f"{split}.documents.parquet"), columns=["text"]
-    ).column("text")
-    task_ids = phase.task_ids()
-    again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
-    yield Row(
-        "paragraph_dedup",
-        "find_duplicates",
-        _bytes(texts),
-        again,
-        lambda: find_duplicates(hashes, documents, "drop_all_copies"),
-    )
+    stored = extracted.path(f"{split}.documents.parquet")
+    texts = pq.read_table(stored, columns=["text"]).column("text")
+    again: Action = lambda: [phase.run(task_id) for task_id in phase.task_ids()]  # noqa: E731
+    bare = partial(find_duplicates, hashes, documents, "drop_all_copies")
+    return Row("paragraph_dedup", "find_duplicates", texts, again, bare)
 
 
 def _annotate_rows(
     plan: RunPlan, phase: Annotate, split: str, folder: Path
 ) -> Iterator[Row]:
     task = record_task(phase, split)
-    stored = plan.folder("extract").path(f"{split}.documents.parquet")
     before = task.documents("paragraphs")
-    size = _bytes(before.column("text"))
-    yield Row(
-        "annotate.read",
-        "Parquet of the documents",
-        size,
-        task.repeat("read"),
-        partial(pq.read_table, stored),
+    texts = before.column("text")
+    bare: Action = partial(
+        pq.read_table, plan.folder("extract").path(f"{split}.documents.parquet")
     )
-    texts, gone = (
-        before.column("text").to_pylist(),
-        before.column("duplicate_lines").to_pylist(),
-    )
-    bare = partial(remove_lines, texts, gone)
-    yield Row(
-        "annotate.paragraphs", "split, filter, join", size, task.repeat("paragraphs"), bare
-    )
+    yield Row("annotate.read", "Parquet of the documents", texts, task.repeat("read"), bare)
+    gone = before.column("duplicate_lines").to_pylist()
+    bare = partial(remove_lines, texts.to_pylist(), gone)
+    again = task.repeat("paragraphs")
+    yield Row("annotate.paragraphs", "split, filter, join", texts, again, bare)
     yield from _model_rows(plan, task)
     if (minhash := plan.config.annotate.minhash) is not None:
         texts = task.documents("minhash").column("text")
         bare = partial(signatures, texts, minhash)
-        yield Row(
-            "annotate.minhash", "signatures", _bytes(texts), task.repeat("minhash"), bare
-        )
+        yield Row("annotate.minhash", "signatures", texts, task.repeat("minhash"), bare)
     rows = task.documents("write").select(phase.stored.names)
-    bare = partial(write_parquet, rows, folder / "bare.parquet")
-    yield Row(
-        "annotate.write",
-        "Parquet of the documents",
-        _bytes(rows.column("text")),
-        task.repeat("write"),
-        bare,
-    )
+    yield _make_write_row("annotate", task, rows, folder)
 
 
 def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
@@ -188,48 +156,35 @@ def _model_rows(plan: RunPlan, task: RecordedTask) -> Iterator[Row]:
     assert annotate.perplexity is not None
     assert annotate.classifiers is not None
     reference_models = annotate.classifiers.by_name["wikipedia_reference"].models
-    documents = task.documents("language")
-    size = _bytes(documents.column("text"))
-    lines = [text.replace("\n", "") for text in documents.column("text").to_pylist()]
+    texts = task.documents("language").column("text")
+    lines = [text.replace("\n", "") for text in texts.to_pylist()]
     model = fasttext.load_model(str(model_registry.resolve(annotate.language.model)))
-    yield Row(
-        "annotate.language",
-        "fastText predict",
-        size,
-        task.repeat("language"),
-        partial(predict, model, lines, 1),
-    )
+    bare: Action = partial(predict, model, lines, 1)
+    again = task.repeat("language")
+    yield Row("annotate.language", "fastText predict", texts, again, bare)
     documents = task.documents("perplexity")
-    by_language = {
-        language: _texts_in(documents, language) for language in annotate.perplexity.models
-    }
     scorers: list[tuple[Any, Any, list[str]]] = []
     classifiers: list[tuple[Any, list[str]]] = []
-    for language, texts in by_language.items():
-        lm = model_registry.resolve(annotate.perplexity.models[language])
+    chosen: list[str] = []
+    for language, reference in annotate.perplexity.models.items():
+        is_in = pc.equal(documents.column("language"), language)
+        its_texts = documents.filter(is_in).column("text").to_pylist()
+        chosen += its_texts
+        lm = model_registry.resolve(reference)
         pieces = sentencepiece.SentencePieceProcessor(f"{lm}/{language}.sp.model")
         model = kenlm.Model(f"{lm}/{language}.arpa.bin")
-        scorers.append((pieces, model, [*map(normalize_for_lm, texts)]))
+        scorers.append((pieces, model, [*map(normalize_for_lm, its_texts)]))
         path = model_registry.resolve(reference_models[language]) / MODEL_FILE
-        classifiers.append((fasttext.load_model(str(path)), [*map(to_line, texts)]))
-    size = sum(len(text.encode()) for texts in by_language.values() for text in texts)
-    bare: Action = lambda: [score(*scorer) for scorer in scorers]  # noqa: E731
+        classifiers.append((fasttext.load_model(str(path)), [*map(to_line, its_texts)]))
+    texts = pa.array(chosen, pa.large_string())
+    bare = lambda: [score(*scorer) for scorer in scorers]  # noqa: E731
+    again = task.repeat("perplexity")
     yield Row(
-        "annotate.perplexity",
-        "SentencePiece encode, KenLM score",
-        size,
-        task.repeat("perplexity"),
-        bare,
+        "annotate.perplexity", "SentencePiece encode, KenLM score", texts, again, bare
     )
     bare = lambda: [predict(*classifier, 2) for classifier in classifiers]  # noqa: E731
-    yield Row(
-        "annotate.classifiers", "fastText predict", size, task.repeat("classifiers"), bare
-    )
-
-
-def _texts_in(documents: pa.Table, language: str) -> list[str]:
-    chosen = documents.filter(pc.equal(documents.column("language"), language))
-    return chosen.column("text").to_pylist()
+    again = task.repeat("classifiers")
+    yield Row("annotate.classifiers", "fastText predict", texts, again, bare)
 
 
 def _tokenize_rows(
@@ -239,56 +194,37 @@ def _tokenize_rows(
 
     stored = plan.folder("annotate").path(f"{split}.documents.parquet")
     texts = task.documents("tokenize").column("text").combine_chunks()
-    size = _bytes(texts)
-    columns = [
-        name
-        for name in pq.read_schema(stored).names
-        if name not in ("kept_lines", "title", "warc_file")
-    ]
-    bare: Action = lambda: pq.read_table(stored, columns=columns)  # noqa: E731
-    yield Row("tokenize.read", "Parquet of all documents", size, task.repeat("read"), bare)
+    left_out = ("kept_lines", "title", "warc_file")
+    columns = [name for name in pq.read_schema(stored).names if name not in left_out]
+    bare: Action = partial(pq.read_table, stored, columns=columns)
+    again = task.repeat("read")
+    yield Row("tokenize.read", "Parquet of all documents", texts, again, bare)
     stage = StageSpec(Tokenize, plan.config.tokenize).opened()
     assert isinstance(stage, Tokenize)
     # the library's object that the stage uses
     backend: Any = vars(vars(stage)["_encoder"])["_backend"]
     bare = lambda: backend.encode_batch(awkward.from_arrow(texts), parallel=False)  # noqa: E731
-    yield Row(
-        "tokenize.tokenize", "gigatoken encode_batch", size, task.repeat("tokenize"), bare
-    )
+    again = task.repeat("tokenize")
+    yield Row("tokenize.tokenize", "gigatoken encode_batch", texts, again, bare)
     tokens = task.documents("write").column("tokens").combine_chunks().flatten().to_numpy()
-    bare = lambda: write_tokens(tokens, folder / "bare.bin")  # noqa: E731
-    yield Row(
-        "tokenize.write", "tokens to a file, SHA-256", size, task.repeat("write"), bare
-    )
+    bare = partial(write_tokens, tokens, folder / "bare.bin")
+    again = task.repeat("write")
+    yield Row("tokenize.write", "tokens to a file, SHA-256", texts, again, bare)
 
 
-def _shard_rows(plan: RunPlan, phase: Phase, folder: Path) -> Iterator[Row]:
+def _shard_row(plan: RunPlan, phase: Phase, split: str, folder: Path) -> Row:
     assert isinstance(phase, PartitionPhase)
-    tokens = np.fromfile(
-        plan.folder("tokenize").path(f"{plan.splits[0].key}.tokens.bin"), np.uint16
-    )
-    samples = np.array_split(
-        tokens, max(1, len(tokens) // plan.config.write_shards.sample_tokens)
-    )
-    decisions = pq.read_table(
-        plan.folder("select").path(f"{plan.splits[0].key}.decisions.parquet")
-    )
-    size = pc.sum(
-        decisions.filter(pc.equal(decisions.column("decision"), "kept")).column("num_chars")
-    ).as_py()
-    task_ids = phase.task_ids()
-    again: Action = lambda: [phase.run(task_id) for task_id in task_ids]  # noqa: E731
-    yield Row(
-        "write_shards",
-        "tarfile, SHA-256",
-        size,
-        again,
-        partial(write_tar, samples, folder / "bare.tar"),
-    )
-
-
-def _bytes(texts: pa.ChunkedArray | pa.Array) -> int:
-    return int(pc.sum(pc.binary_length(texts)).as_py() or 0)
+    tokens = np.fromfile(plan.folder("tokenize").path(f"{split}.tokens.bin"), np.uint16)
+    num_samples = max(1, len(tokens) // plan.config.write_shards.sample_tokens)
+    samples = np.array_split(tokens, num_samples)
+    decided = pq.read_table(plan.folder("select").path(f"{split}.decisions.parquet"))
+    kept = decided.filter(pc.equal(decided.column("decision"), "kept")).column("doc_id")
+    stored = plan.folder("annotate").path(f"{split}.documents.parquet")
+    documents = pq.read_table(stored, columns=["doc_id", "text"])
+    texts = documents.filter(pc.is_in(documents.column("doc_id"), kept)).column("text")
+    again: Action = lambda: [phase.run(task_id) for task_id in phase.task_ids()]  # noqa: E731
+    bare = partial(write_tar, samples, folder / "bare.tar")
+    return Row("write_shards", "tarfile, SHA-256", texts, again, bare)
 
 
 # ---- The comparison ----
@@ -311,8 +247,8 @@ def measure(rows: list[Row], rounds: int) -> list[dict[str, Any]]:
             {
                 "step": row.step,
                 "bare_calls": row.bare_calls,
-                "mb_per_s": round(row.num_bytes / 1e6 / ours_s, 1),
-                "bare_mb_per_s": round(row.num_bytes / 1e6 / bare_s, 1),
+                "mb_per_s": round(row.count_megabytes() / ours_s, 1),
+                "bare_mb_per_s": round(row.count_megabytes() / bare_s, 1),
                 "ratio": round(ours_s / bare_s, 2),
                 "share": round(ours_s / whole, 3),
             }

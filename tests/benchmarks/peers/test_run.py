@@ -15,8 +15,8 @@ from benchmarks.peers.run import (
     Chain,
     compare_decisions,
     draw_chart,
-    format_table,
     prepare_models,
+    print_chains,
 )
 from pipeline.models.registry import cache_folder
 from tests.benchmarks.quality.test_extraction import PAGES
@@ -51,10 +51,10 @@ def without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
 
 
-def test_a_program_that_cannot_be_installed_is_a_row_with_its_error(
-    pages: Path, tmp_path: Path
+def test_a_program_that_cannot_be_installed_is_a_line_with_its_error(
+    pages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ours runs, and the table has both."""
+    """Ours runs, and is in the table."""
     chain = Chain("main content", pages, tmp_path, tmp_path / "work")
     chain.run_round()
     figures = chain.summarize()
@@ -62,10 +62,11 @@ def test_a_program_that_cannot_be_installed_is_a_row_with_its_error(
     assert ours["ratio"] == 1.0
     assert ours["decisions"]["kept"] == figures["pages"]["num_pages"] == len(PAGES)
     assert "missing-1.0" in figures["failed"]["trafilatura"]
-    table = format_table({"main content": figures})
-    assert "| main content | blocks |" in table
-    assert f"main content: {len(PAGES)} pages, a file of 0.00 MB" in table
-    assert "| main content | trafilatura | cannot be installed: " in table
+    print_chains({"main content": figures})
+    printed = capsys.readouterr().out
+    assert "\nmain content   blocks" in printed
+    assert f"main content: {len(PAGES)} pages, a file of 0.00 MB" in printed
+    assert "main content, trafilatura: cannot be installed: " in printed
     assert ">blocks</text>" in draw_chart({"main content": figures})
 
 

@@ -1,1 +1,0 @@
-"""What `stages_table` measures: tasks of a run, and bare library calls."""
