@@ -16,7 +16,7 @@ COPY stages stages
 COPY storage storage
 COPY terminal_output terminal_output
 COPY training training
-RUN pip install --no-cache-dir --constraint constraints.txt ".[pipeline,s3]"
+RUN pip install --no-cache-dir --constraint constraints.txt ".[pipeline]"
 
 FROM python:3.11-slim
 # KubeRay's own commands in a pod are written for bash, and its default probes use wget.

@@ -299,4 +299,10 @@ def _get_answer(error: Exception) -> str:
     lines = text.split("\n\nDebug source:", maxsplit=1)[0].split("\n")
     answer = " ".join(line.strip() for line in lines if line.strip())[:500]
     answer = re.sub(r"^Generic \S+ error: |Error performing list request: ", "", answer)
+    # The reason of a failed connection is in the dump alone: "Connection refused", BadScheme, ...
+    reason = re.search(
+        r'(?:message|error): "([^"]+)"|(InvalidCertificate)\(\s*(\w+)|(BadScheme)', text
+    )
+    if reason is not None:
+        answer = f"{answer}: {' '.join(filter(None, reason.groups()))}"
     return answer or type(error).__name__

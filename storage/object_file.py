@@ -119,6 +119,12 @@ def check_complete(num_received: int, num_expected: int) -> None:
         raise IncompleteAnswer(f"the answer has {num_received:,} of {num_expected:,} bytes")
 
 
+def get_version(meta: Mapping[str, Any]) -> str | None:
+    """Return the ETag, unless it is weak: If-Match never accepts a weak one (RFC 9110, 13.1.1)."""
+    etag = meta["e_tag"]
+    return None if etag is None or etag.startswith("W/") else etag
+
+
 class ObjectFile(io.RawIOBase):
     """An object as a seekable file. Sequential reads fetch more and more at a time."""
 

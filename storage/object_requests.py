@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from storage.client import connect, is_temporary, translate_errors
-from storage.object_file import REQUEST_BYTES, RangeDownload
+from storage.object_file import REQUEST_BYTES
 from storage.retries import RequestCounters, RetryPolicy
 from storage.settings import StorageSettings
 
 T = TypeVar("T")
+
+
+class Download(Protocol):
+    """Bytes that are received in several attempts."""
+
+    @property
+    def num_received(self) -> int:
+        """Number of bytes that were received."""
+        ...
+
+    @property
+    def received_at(self) -> float:
+        """When the last byte arrived, as `time.monotonic`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,7 @@ class RequestSender:
         address: str,
         request: Callable[[Any], T],
         num_bytes: int = 0,
-        download: RangeDownload | None = None,
+        download: Download | None = None,
         *,
         retries_parts: bool = False,
     ) -> T:
@@ -70,7 +84,7 @@ class RequestSender:
             1, math.ceil(num_bytes / REQUEST_BYTES)
         )
 
-    def _repeat(self, attempt: Callable[[], T], download: RangeDownload | None) -> T:
+    def _repeat(self, attempt: Callable[[], T], download: Download | None) -> T:
         """Return `attempt()`; call it again after temporary errors."""
         progress: dict[str, Any] = {}
         if download is not None:

@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from storage.base import Buffer, Store
-from storage.client import (
-    S3,
-    check_installed,
-    get_status,
-)
+from storage.client import S3, check_installed, get_status
+from storage.download import FileDownload
 from storage.errors import InvalidAddress, NotFound
 from storage.local import make_scratch_folder
-from storage.object_file import ObjectFile, RangeDownload, check_complete
+from storage.object_file import ObjectFile, RangeDownload, check_complete, get_version
 from storage.object_requests import RequestSender
 from storage.retries import RequestCounters, requests
 from storage.settings import DEFAULT_SETTINGS, StorageSettings
@@ -126,7 +123,7 @@ class ObjectStore(Store):
     def map(self, name: str) -> Buffer:
         """Return the content of an object. Parts of a large one are fetched at the same time."""
         head = self._head(name)
-        size, version = int(head["size"]), _get_version(head)
+        size, version = int(head["size"]), get_version(head)
         if size <= MAP_PART_BYTES:
             return self.read_range(name, 0, size, version)
         content = memoryview(bytearray(size))
@@ -173,6 +170,15 @@ class ObjectStore(Store):
             "get", self.locate(byte_range), download.receive, stop - start, download
         )
 
+    def download(self, target: Path) -> None:
+        """Copy the object at this address to a local file, completely or not at all.
+
+        The bytes of a broken attempt stay beside it. The next attempt, of this process or a later
+        one, requests the rest (RFC 9110 section 14) if the object still has the same ETag and size.
+        """
+        download = FileDownload(str(self), self.prefix, target)
+        self._requests.send("get", str(self), download.receive, 0, download)
+
     def _read_tail(self, name: str, num_bytes: int) -> tuple[bytes, int, str | None]:
         """Return the last bytes, at most `num_bytes`, the size of the object, and its version."""
         import obstore
@@ -188,7 +194,7 @@ class ObjectStore(Store):
                 raise
             tail, size = bytes(result.bytes()), int(result.meta["size"])
             check_complete(len(tail), min(num_bytes, size))
-            return tail, size, _get_version(result.meta)
+            return tail, size, get_version(result.meta)
 
         return self._requests.send("get", self.locate(name), get)
 
@@ -411,12 +417,6 @@ class ObjectStore(Store):
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}".strip("/")
-
-
-def _get_version(meta: Mapping[str, Any]) -> str | None:
-    """Return the ETag, unless it is weak: If-Match never accepts a weak one (RFC 9110, 13.1.1)."""
-    etag = meta["e_tag"]
-    return None if etag is None or etag.startswith("W/") else etag
 
 
 def _sort_visible(keys: Iterable[str]) -> list[str]:

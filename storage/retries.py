@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
@@ -57,25 +56,21 @@ class RetryPolicy:
 
     Waits double from `first_wait_s` to `longest_wait_s`. Each is shortened by up to half at
     random: tasks that failed at the same moment must not all return at the same moment. Progress
-    (new bytes) restarts the time, the waits and the count of attempts.
+    (new bytes) restarts the time and the waits.
 
     Attributes:
         timeout_s: Give up this long after the first failure.
-        max_attempts: Give up after this number of attempts in a row without progress.
         request_timeout_s: Longest time that a request takes without receiving a byte. If set,
             `timeout_s` counts from the start of the first request, or from the last new byte, and
             a request that could take longer than the rest of it is not started. So the call fails
             at most `timeout_s` after the last new byte.
-        min_progress: Smallest number of new bytes that counts as progress.
         timeout_text: The limit, for the error message.
     """
 
-    timeout_s: float = math.inf
-    max_attempts: int | None = None
+    timeout_s: float
     first_wait_s: float = 0.1
     longest_wait_s: float = 10.0
     request_timeout_s: float | None = None
-    min_progress: int = 1
     timeout_text: str = ""
 
     def call(
@@ -115,13 +110,13 @@ class RetryPolicy:
             cause = error.last_attempt.exception()
             # Callers need the last error and the limit, not tenacity's error.
             assert isinstance(cause, Exception)
-            raise RetriesExhausted(cause, limits.text) from cause
+            raise RetriesExhausted(cause, self.timeout_text) from cause
         finally:
             limits.release()
 
 
 class _Limits:
-    """Time and attempts of one call."""
+    """The time and the waits of one call."""
 
     def __init__(
         self,
@@ -136,7 +131,6 @@ class _Limits:
         self._deadline: float | None = None
         if policy.request_timeout_s is not None:
             self._deadline = time.monotonic() + policy.timeout_s
-        self.text = ""
 
     def release(self) -> None:
         """Drop the callbacks, and with them the received bytes.
@@ -150,7 +144,7 @@ class _Limits:
         del state
         num_received = self._progress()
         # Compared with the previous failure, not with the start of the request.
-        has_progress = num_received - self._num_received >= self._policy.min_progress
+        has_progress = num_received > self._num_received
         self._num_received = num_received
         if has_progress:
             self._deadline = self._progressed_at() + self._policy.timeout_s
@@ -164,16 +158,9 @@ class _Limits:
 
     def is_reached(self, state: Any) -> bool:
         """Whether to give up instead of waiting for another attempt."""
-        policy = self._policy
-        if policy.max_attempts is not None and self._num_failures >= policy.max_attempts:
-            self.text = (
-                f"given up after {self._num_failures} attempts in a row without progress"
-            )
-            return True
         assert self._deadline is not None
         # Give up now rather than after a wait that cannot lead to a complete attempt.
-        reserved_s = state.upcoming_sleep + (policy.request_timeout_s or 0.0)
-        self.text = policy.timeout_text
+        reserved_s = state.upcoming_sleep + (self._policy.request_timeout_s or 0.0)
         return time.monotonic() + reserved_s > self._deadline
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import ssl
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -78,14 +79,27 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(handler: type[Handler], **state: Any) -> Generator[str]:
-    """Serve on 127.0.0.1, with the state as attributes of the handler; yield the address."""
+def serve(
+    handler: type[Handler], certificate: Path | None = None, **state: Any
+) -> Generator[str]:
+    """Serve on 127.0.0.1, with the state as attributes of the handler; yield the address.
+
+    Args:
+        handler: Answers the requests.
+        certificate: A file with a certificate and its key, to serve by https.
+        **state: Attributes of the handler.
+    """
     bound = type("BoundHandler", (handler,), state)
     server = _Server(("127.0.0.1", 0), bound)
+    scheme = "http"
+    if certificate is not None:
+        scheme, context = "https", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{scheme}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

@@ -13,7 +13,6 @@ import contextlib
 import fnmatch
 import glob
 import hashlib
-import importlib.util
 import os
 import socket
 import tempfile
@@ -110,18 +109,6 @@ def find_files(
     return _identify(locations)
 
 
-def check_extra(url: str) -> None:
-    """Refuse an s3 address if the extra s3 is not installed.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    if url.startswith("s3://") and importlib.util.find_spec("obstore") is None:
-        raise ConfigError(
-            [f"{url}: reading from S3 needs the extra s3: pip install 'corpusmill[s3]'"]
-        )
-
-
 def is_address(entry: str) -> bool:
     """Return whether an entry is an address, not a path."""
     return "://" in entry
@@ -175,7 +162,6 @@ def find_remote(
     Raises:
         ConfigError: the entry gives no file, or cannot be listed.
     """
-    check_extra(entry)
     parent, _, name = entry.rpartition("/")
     is_pattern = glob.has_magic(name)
     if glob.has_magic(parent):

@@ -22,7 +22,6 @@ from config_files.reader import ConfigError
 from pipeline.config import CommonCrawl, InputConfig, SampleCrawl
 from pipeline.inputs.input_files import (
     InputFile,
-    check_extra,
     find_files,
     identify_local,
     identify_remote,
@@ -142,7 +141,6 @@ def _list_common_crawl(config: CommonCrawl, storage: StorageSettings) -> list[In
     Raises:
         ConfigError: with the faults of all snapshots.
     """
-    check_extra(config.base_url)
     files: list[InputFile] = []
     faults: list[str] = []
     for crawl in config.crawls:

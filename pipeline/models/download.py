@@ -9,9 +9,6 @@ that is downloaded is installed or run.
 
 from __future__ import annotations
 
-import errno
-import functools
-import http.client
 import importlib.util
 import logging
 import shutil
@@ -19,22 +16,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-import urllib.error
-import urllib.request
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from email.message import Message
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, assert_never
+from typing import IO, Literal, assert_never
 from urllib.parse import urlsplit
 
-from pipeline.models.partial_file import PartialFile, Version
-from storage import StorageError, StorageSettings, open_store
-from storage.errors import Unreachable
-from storage.object_file import REQUEST_BYTES
-from storage.retries import RetriesExhausted, RetryPolicy
+from storage import StorageError, StorageSettings
+from storage.object_store import ObjectStore
 from storage.settings import DEFAULT_SETTINGS
 
 log = logging.getLogger(__name__)
@@ -215,245 +204,46 @@ def _unpack(archive: Path, path: str, target: IO[bytes]) -> None:
 
 # ---- https and s3 ----
 
-CHUNK_BYTES = 1 << 20
-PROGRESS_INTERVAL_S = 10.0
-
-# Client errors that another attempt cannot fix (RFC 9110 section 15.5).
-FINAL_STATUS = frozenset(range(400, 500)) - {408, 416, 425, 429}
-
-# Errors of this machine's disk, which another attempt does not fix.
-LOCAL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOENT)
-
-# Gives up an address that does not answer after five attempts and 8 to 15 s of waiting.
-DOWNLOAD_RETRIES = RetryPolicy(
-    max_attempts=5, first_wait_s=1.0, longest_wait_s=60.0, min_progress=1 << 20
-)
-
-# Time limit of connecting, and of the wait for the next bytes.
-CONNECTION_TIMEOUT_S = 30.0
-
-
-# Appends what is missing of the file.
-Attempt = Callable[[PartialFile], None]
-
-
-class _ConnectionCut(Exception):
-    """The body ended before its announced length."""
+# A download fails when no byte has come for this long. A third of it is the limit of one wait.
+STALL_TIMEOUT_S = 60.0
 
 
 def download(
     url: str,
     target: Path,
     *,
-    retries: RetryPolicy = DOWNLOAD_RETRIES,
-    timeout_s: float = CONNECTION_TIMEOUT_S,
+    stall_timeout_s: float = STALL_TIMEOUT_S,
     storage: StorageSettings = DEFAULT_SETTINGS,
 ) -> None:
     """Write the file at an https or s3 address to `target`, completely or not at all.
 
-    The bytes of a broken attempt stay in `<target>.<key>.partial`. The next attempt, of this
-    process or a later one, requests the rest (RFC 9110 section 14) and continues if the answer
-    has the same ETag (or the same Last-Modified) and the same size. Otherwise it starts again, so
-    two versions of a file are never mixed.
+    A broken download is resumed, by this process or a later one (`ObjectStore.download`).
 
     Args:
         url: The address. Plain http is allowed only for this machine.
         target: Its folder must exist.
-        retries: How often the download is attempted.
-        timeout_s: Time limit of connecting, and of the wait for the next bytes.
+        stall_timeout_s: Failing requests are repeated until no byte has come for this long.
         storage: How s3 addresses are reached.
 
     Raises:
-        AssetError: the address is not allowed, the server refuses it, or the retries are used up.
+        AssetError: the address is not allowed, the server refuses it, or sends nothing.
     """
-    attempt = _choose_attempt(url, timeout_s, storage)
-    partial = PartialFile(url, target)
-    _repeat(attempt, partial, retries)
-
-
-def _repeat(attempt: Attempt, partial: PartialFile, retries: RetryPolicy) -> None:
-    """Attempt a download until it succeeds; raise AssetError for any failure."""
-    url = partial.url
-
-    def log_retry(error: BaseException, wait_s: float) -> None:
-        start = f"{partial.num_bytes:,}"
-        log.info("%s: %s; trying again in %.1f s from byte %s", url, error, wait_s, start)
-
+    _refuse_unsafe(url)
+    # With `stall_timeout_s` this limits a wait for bytes; a day is no limit of the whole request.
+    settings = replace(storage, request_timeout_s=86_400.0, stall_timeout_s=stall_timeout_s)
     try:
-        retries.call(
-            lambda: attempt(partial),
-            is_temporary=_is_temporary,
-            progress=lambda: partial.num_bytes,
-            on_retry=log_retry,
-        )
-        partial.finish()
-    except RetriesExhausted as error:
-        raise AssetError(f"{url}: {error.limit}; last: {error.cause}") from error.cause
-    except AssetError:
-        raise
+        ObjectStore.from_address(url, settings).download(target)
     except StorageError as error:
         raise AssetError(str(error)) from error
-    except OSError as error:
-        raise AssetError(f"{url}: {partial.target} cannot be written: {error}") from error
-
-
-def _choose_attempt(url: str, timeout_s: float, storage: StorageSettings) -> Attempt:
-    """Return the function for that kind of address; raise AssetError if it is not allowed."""
-    if not url.startswith("s3://"):
-        _refuse_unsafe(url)
-        return functools.partial(_continue_over_http, timeout_s)
-    # One attempt of a request at a time: `download` repeats them.
-    single = replace(storage, request_timeout_s=timeout_s, retry_timeout_s=0.0)
-    return functools.partial(_continue_on_s3, single)
-
-
-def _is_temporary(error: BaseException) -> bool:
-    if isinstance(error, _ConnectionCut | http.client.HTTPException | Unreachable):
-        return True
-    is_final = isinstance(error, AssetError | StorageError)
-    return (
-        isinstance(error, OSError) and not is_final and error.errno not in LOCAL_DISK_ERRORS
-    )
-
-
-def _continue_over_http(timeout_s: float, partial: PartialFile) -> None:
-    """Append what is missing of the file, or start again if it has changed."""
-    response, start = _request_rest(partial, timeout_s)
-    with response:
-        version = Version.from_headers(response.headers)
-        _log_start(partial.url, start, version.num_bytes)
-        with partial.open(version, start) as file:
-            _copy_body(response, file, version.num_bytes)
-    num_received, total = partial.num_bytes, version.num_bytes
-    if total is not None and num_received != total:
-        raise _ConnectionCut(f"the connection ended at byte {num_received:,} of {total:,}")
-
-
-def _request_rest(partial: PartialFile, timeout_s: float) -> tuple[Any, int]:
-    """Return a response and the byte of the file at which it starts.
-
-    It starts at 0 if the file has changed, or if the server sends no parts of it.
-    """
-    url, start = partial.url, partial.num_bytes if partial.is_resumable else 0
-    response = _open_url(url, start, timeout_s)
-    if start and _continues(response, partial):
-        return response, start
-    if start and response.status == http.HTTPStatus.PARTIAL_CONTENT:
-        response.close()
-        response = _open_url(url, 0, timeout_s)
-    if response.status == http.HTTPStatus.PARTIAL_CONTENT:
-        response.close()
-        raise AssetError(f"{url}: the server sent a part of the file, not all of it")
-    return response, 0
-
-
-def _open_url(url: str, start: int, timeout_s: float) -> Any:
-    """Request the file from byte `start`; return the response.
-
-    There is no If-Range header: some servers ignore it, so the answer must be checked in any case.
-    """
-    headers = {"User-Agent": "corpusmill", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    try:
-        # `_refuse_unsafe` has checked the scheme.
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310
-        return _OPENER.open(request, timeout=timeout_s)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-            # At least as long as the server's file: it is complete, or of another version.
-            return _open_url(url, 0, timeout_s)
-        if error.code in FINAL_STATUS:
-            raise AssetError(
-                f"{url}: the server says {error.code} {error.reason}"
-            ) from error
-        raise
-
-
-def _continues(response: Any, partial: PartialFile) -> bool:
-    """Whether the answer is the rest of the version that was received so far."""
-    content_range = str(response.headers.get("Content-Range", ""))
-    return (
-        response.status == http.HTTPStatus.PARTIAL_CONTENT
-        and content_range.startswith(f"bytes {partial.num_bytes}-")
-        and partial.has_version(Version.from_headers(response.headers))
-    )
-
-
-def _copy_body(response: Any, file: IO[bytes], total: int | None) -> None:
-    logged = time.monotonic()
-    while chunk := response.read(CHUNK_BYTES):
-        file.write(chunk)
-        if time.monotonic() - logged >= PROGRESS_INTERVAL_S:
-            logged = time.monotonic()
-            log.info("  %.1f of %s", file.tell() / 1e6, _format_total(total))
-
-
-def _continue_on_s3(storage: StorageSettings, partial: PartialFile) -> None:
-    """Append what is missing of an object, by ranges of one version of it."""
-    url = partial.url
-    address, _, name = url.rpartition("/")
-    if not name or address in ("s3:", "s3:/"):
-        raise AssetError(f"{url} names no object; use an address such as s3://bucket/key")
-    folder = open_store(address, storage)
-    total, etag = folder.get_size_and_version(name)
-    version = Version(etag, total)
-    start = partial.num_bytes
-    if not partial.has_version(version) or start > total:
-        start = 0
-    _log_start(url, start, total)
-    with partial.open(version, start) as file:
-        for begin in range(start, total, REQUEST_BYTES):
-            end = min(begin + REQUEST_BYTES, total)
-            file.write(folder.read_range(name, begin, end, etag))
-            file.flush()
-
-
-def _log_start(url: str, start: int, total: int | None) -> None:
-    resumed = f", from byte {start:,}" if start else ""
-    log.info("fetching %s, %s%s", url, _format_total(total), resumed)
-
-
-def _format_total(total: int | None) -> str:
-    return "an unknown size" if total is None else f"{total / 1e6:.1f} MB"
 
 
 def _refuse_unsafe(url: str) -> None:
     parts = urlsplit(url)
+    if parts.scheme == "s3" and not parts.path.strip("/"):
+        raise AssetError(f"{url} names no object; use an address such as s3://bucket/key")
     is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_local):
+    # The client follows a redirect to plain http only if the address itself is one.
+    if parts.scheme not in ("https", "s3") and not (parts.scheme == "http" and is_local):
         raise AssetError(
             f"{url}: only https addresses are fetched (plain http: of this machine alone)"
         )
-
-
-class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect only to an address that `download` allows."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        try:
-            _refuse_unsafe(newurl)
-        except AssetError:
-            fp.close()
-            raise
-        # typeshed declares http.client's class of headers, a subclass of Message.
-        return super().redirect_request(
-            req,
-            fp,
-            code,
-            msg,
-            headers,  # pyright: ignore[reportArgumentType]
-            newurl,
-        )
-
-
-_OPENER = urllib.request.build_opener(_SafeRedirects)

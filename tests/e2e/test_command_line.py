@@ -8,8 +8,6 @@ import json
 import re
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 import webdataset
 
 from pipeline.runs.run_folder import RunFolder
-from tests.conftest import REPOSITORY, wet_record
+from tests.conftest import wet_record
 from tests.e2e.conftest import Chain
 from tests.faults.runs.small_run import run_command, start_driver
 
@@ -251,21 +249,6 @@ def test_run_resumes_after_a_full_disk(small: Path, tmp_path: Path) -> None:
     code, out = command("run", small, "--set", files)
     assert code == 0
     assert "extract: 2 tasks, 1 done before" in out
-
-
-def test_missing_s3_library_is_an_error_before_the_run(small: Path) -> None:
-    """The message names the command that installs the library."""
-    code = "import runpy, sys; sys.modules['obstore'] = None; runpy.run_module('pipeline', run_name='__main__')"
-    overrides = [
-        "--set",
-        "input={common_crawl: {crawl: CC-MAIN-2026-17, base_url: 's3://commoncrawl/'}}",
-    ]
-    arguments = [sys.executable, "-c", code, "plan", str(small), *overrides]
-    done = subprocess.run(
-        arguments, cwd=REPOSITORY, text=True, capture_output=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert "pip install 'corpusmill[s3]'" in done.stderr
 
 
 def test_second_run_in_a_folder_is_refused(small: Path, tmp_path: Path) -> None:

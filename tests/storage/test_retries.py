@@ -103,21 +103,16 @@ def test_with_a_request_timeout_the_time_counts_from_the_start(clock: Clock) -> 
     assert clock.num_requests == 3
 
 
-def test_progress_restarts_time_waits_and_attempts() -> None:
-    """Only attempts in a row without progress count."""
-    policy = RetryPolicy(max_attempts=3, first_wait_s=0.001, min_progress=100)
-    received, waits = 0, list[float]()
-
-    def request() -> None:
-        nonlocal received
-        received += 100 if len(waits) < 10 else 99
-        raise Temporary
-
-    with pytest.raises(RetriesExhausted, match="given up after 3 attempts"):
+def test_progress_restarts_time_and_waits(clock: Clock) -> None:
+    """The time counts from the last new byte."""
+    policy = RetryPolicy(timeout_s=0.2, first_wait_s=0.001)
+    waits: list[float] = []
+    with pytest.raises(RetriesExhausted):
         policy.call(
-            request,
+            lambda: clock.fail(0.1),
             is_temporary=is_temporary,
-            progress=lambda: received,
+            progress=lambda: min(clock.num_requests, 10),
+            progressed_at=lambda: clock.now,
             on_retry=lambda _, wait_s: waits.append(wait_s),
         )
     assert len(waits) == 10 + 1

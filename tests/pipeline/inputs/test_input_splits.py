@@ -297,10 +297,10 @@ def test_a_missing_file_fails_only_its_task(
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "phase extract: 1 of 3 tasks failed; the others are done" in done.stderr
-    assert f"{missing}: the server says 404" in done.stderr
+    assert f"{missing} (get): there is no such object (the server says 404" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(RunFolder.open(config.run_dir).folder("extract").list_done()) == 2
-    with pytest.raises(RunAborted, match=f"000001-.*{missing}: the server says 404"):
+    with pytest.raises(RunAborted, match=f"000001-.*{missing}.*the server says 404"):
         small.run(input=make_server_input(server))
     server.failures.clear()
     _, events = small.run(input=make_server_input(server))

@@ -70,7 +70,7 @@ def make_pages() -> list[tuple[str, str, str]]:
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """A served snapshot, an empty cache, and short waits after refusals."""
     monkeypatch.setenv("CORPUSMILL_CACHE", str(tmp_path / "cache"))
-    policy = RetryPolicy(max_attempts=6, first_wait_s=0.01, longest_wait_s=0.05)
+    policy = RetryPolicy(timeout_s=0.5, first_wait_s=0.01, longest_wait_s=0.05)
     monkeypatch.setattr(polite_reader, "REFUSAL_RETRIES", policy)
     with FileServer(make_snapshot(make_pages())) as served:
         yield served
