@@ -207,8 +207,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     # These modules are imported only now, because `--help` must not wait for them.
     from config_files.reader import ConfigError
     from pipeline.errors import EngineLost, RunAborted
-    from pipeline.models.corpus import TextUnreadable
-    from pipeline.models.kenlm_build import TrainingFailed
+    from pipeline.models.corpus import TextUnreadable, TrainingFailed
     from pipeline.runs.run_folder import RunNotFound
     from shardwriter.format import FormatError
     from stages.contract import DocumentCountError

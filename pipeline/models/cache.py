@@ -18,22 +18,15 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn
 
 import filelock
 from pydantic import TypeAdapter
 
-from pipeline.models.download import (
-    AssetError,
-    FileOrigin,
-    HttpsFile,
-    LocalPath,
-    PyPIFile,
-    fetch,
-)
+from pipeline.models.download import AssetError, FileOrigin, HttpsFile, PyPIFile, fetch
 from pipeline.runs.done_records import to_json
 from stages.cache_folder import cache_folder
 from storage.json_schema import Count, JsonObject, OpenJsonObject, Sha256, parse_json
@@ -82,23 +75,18 @@ class Folder:
         return "; ".join(f"{name}: {file.origin}" for name, file in self.files.items())
 
 
-class Recipe(Protocol):
-    """How the files of an asset are made on this machine."""
-
-    def fingerprint(self) -> str:
-        """Return 64 hex digits that change whenever the files would change."""
-        ...
-
-    def make(self, folder: Path, *, offline: bool) -> None:
-        """Write the files into an empty folder; fetch their sources only if not `offline`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Trained:
-    """The origin of an asset that is made on this machine."""
+    """The origin of an asset that is made on this machine.
 
-    recipe: Recipe
+    Attributes:
+        identify: Returns JSON values that change whenever the files would change.
+        make: Writes the files into an empty folder. If it is called with True (offline), it
+            fetches nothing.
+    """
+
+    identify: Callable[[], Any]
+    make: Callable[[Path, bool], None]
 
     def __str__(self) -> str:
         return "made on this machine"
@@ -144,22 +132,12 @@ def obtain(asset: Asset, *, offline: bool | None = None) -> Path:
     Raises:
         AssetError: the asset cannot be fetched or made, or has another digest than it should.
     """
-    entry = _Entry(asset)
+    entry = Entry(asset)
     if not entry.is_verified():
         with locked(entry.lock_path, asset.name):
             if not entry.is_verified():  # another process may have completed it meanwhile
                 entry.complete(is_offline() if offline is None else offline)
     return entry.path
-
-
-def find_known_digest(asset: Asset) -> str | None:
-    """Return the SHA-256 of the content if it is known without fetching or making it."""
-    return _Entry(asset).find_known_digest()
-
-
-def is_present(asset: Asset) -> bool:
-    """Whether all files exist. Then `obtain` needs no network, unless they are damaged."""
-    return _Entry(asset).is_present()
 
 
 @contextlib.contextmanager
@@ -246,10 +224,10 @@ def _get_stamp(path: Path) -> tuple[int, int]:
 # ---- entries ----
 
 
-class _Entry:
+class Entry:
     """An asset in the cache: the folder `<name>/<key>/` and beside it the record `<key>.json`.
 
-    The key depends on origin, digests or recipe, so a new version never meets the files of an old
+    The key depends on origin and digests, or on what a made asset depends on, so a new version never meets the files of an old
     one. The record has the verified files as {file: {sha256, bytes, mtime_ns}}. As long as size
     and time of change are equal, a file of gigabytes is not read again. The record stays when the
     files are deleted: a file that was trusted on first use must come back with the same content.
@@ -257,7 +235,6 @@ class _Entry:
 
     def __init__(self, asset: Asset) -> None:
         self.asset = asset
-        self.recipe = asset.origin.recipe if isinstance(asset.origin, Trained) else None
         self.files = _list_files(asset)
         home, key = cache_folder() / "assets" / asset.name, self._make_key()
         self.folder = home / key
@@ -271,13 +248,15 @@ class _Entry:
         return self.folder if has_several_files else self.folder / next(iter(self.files))
 
     def _make_key(self) -> str:
-        if self.recipe:
-            return self.recipe.fingerprint()[:16]
-        identity: list[tuple[str, str, str | None]] = []
-        for name, file in sorted(self.files.items()):
-            identity.append((name, str(file.origin), file.sha256))
         # A cached file is found again by this key, so its JSON must never change.
-        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+        if isinstance(self.asset.origin, Trained):
+            content = to_json(self.asset.origin.identify())
+        else:
+            identity: list[tuple[str, str, str | None]] = []
+            for name, file in sorted(self.files.items()):
+                identity.append((name, str(file.origin), file.sha256))
+            content = json.dumps(identity).encode()
+        return hashlib.sha256(content).hexdigest()[:16]
 
     def read_record(self) -> dict[str, dict[str, Any]]:
         """Return file -> what was verified; empty before the first verification."""
@@ -289,7 +268,7 @@ class _Entry:
         return parse_json(content, _RECORD, str(self.record_path), remedy)["files"]
 
     def is_present(self) -> bool:
-        """Whether all files exist, verified or not."""
+        """Whether all files exist. Then `obtain` needs no network, unless they are damaged."""
         names = self.files or self.read_record()
         return self.folder.is_dir() and all(
             (self.folder / name).is_file() for name in names
@@ -311,7 +290,7 @@ class _Entry:
         recorded: dict[str, str] = {}
         for name, verified in self.read_record().items():
             recorded[name] = verified["sha256"]
-        if self.recipe:
+        if isinstance(self.asset.origin, Trained):
             return combine_digests(recorded) if recorded and self.is_present() else None
         known: dict[str, str] = {}
         for name, file in self.files.items():
@@ -325,8 +304,8 @@ class _Entry:
 
     def complete(self, offline: bool) -> None:
         """Fetch or make what is missing, verify all files and record them. Needs the lock."""
-        if self.recipe:
-            self._make(self.recipe, offline)
+        if isinstance(self.asset.origin, Trained):
+            self._make(self.asset.origin, offline)
             names = sorted(
                 path.relative_to(self.folder).as_posix() for path in _walk(self.folder)
             )
@@ -350,17 +329,17 @@ class _Entry:
             self.record_path, to_json({"files": files, "origin": str(self.asset.origin)})
         )
 
-    def _make(self, recipe: Recipe, offline: bool) -> None:
+    def _make(self, origin: Trained, offline: bool) -> None:
         if self.is_present():
             return
         aside = self.folder.with_name(f"{self.folder.name}.partial")
         for leftover in (aside, self.folder):
             shutil.rmtree(leftover, ignore_errors=True)
         self.record_path.unlink(missing_ok=True)
-        # The recipe writes into a folder of another name: a killed process must not leave a
+        # It is made in a folder of another name: a killed process must not leave a
         # folder that looks complete.
         aside.mkdir(parents=True)
-        recipe.make(aside, offline=offline)
+        origin.make(aside, offline)
         aside.replace(self.folder)
 
     def _fetch_missing(self, offline: bool) -> None:
@@ -426,11 +405,11 @@ class _Entry:
 
 
 def _list_files(asset: Asset) -> Mapping[str, AssetFile]:
-    """Return file name -> file; empty for an asset that is made: its recipe chooses the files."""
+    """Return file name -> file; empty for an asset that is made here, which may have any files."""
     match asset.origin:
         case Trained():
             return {}
         case Folder(files):
             return files
-        case PyPIFile() | HttpsFile() | LocalPath() as origin:
+        case PyPIFile() | HttpsFile() as origin:
             return {origin.file_name: AssetFile(origin, asset.sha256)}

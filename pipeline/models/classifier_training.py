@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -23,16 +22,14 @@ import numpy as np
 
 from pipeline.models.corpus import (
     MIN_HELD_OUT_DOCS,
-    RECORD_FILE,
     CrawlPage,
     TextDigest,
+    TrainingFailed,
     is_held_out,
     list_versions,
+    write_model,
 )
-from pipeline.models.kenlm_build import TrainingFailed
-from pipeline.runs.done_records import to_json
 from stages.filters import classifiers
-from storage.local import put_file
 
 log = logging.getLogger(__name__)
 
@@ -103,42 +100,33 @@ def train_reference(
         crawl: HTML pages, of many domains.
 
     Returns:
-        The content of `record.json`, see `_train_to`.
+        The content of `record.json`, see `_train_into`.
 
     Raises:
         TrainingFailed: too few texts of one class, or pages of held-out domains.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
-        model_file = Path(folder) / classifiers.MODEL_FILE
-        record = _train_to(model_file, (positive, negative), settings, list(crawl))
-        # The record is removed first and written last: a folder that has one is complete.
-        (out / RECORD_FILE).unlink(missing_ok=True)
-        model_file.replace(out / classifiers.MODEL_FILE)
-    put_file(out / RECORD_FILE, to_json(record))
-    return record
+    pages = list(crawl)
+    return write_model(
+        out,
+        [classifiers.MODEL_FILE],
+        lambda scratch: _train_into(scratch, (positive, negative), settings, pages),
+    )
 
 
-def _train_to(
-    model_file: Path,
+def _train_into(
+    scratch: Path,
     texts: tuple[Iterable[str], Iterable[str]],
     settings: ReferenceSettings,
     crawl: Sequence[CrawlPage],
 ) -> dict[str, Any]:
-    """Write the model to `model_file`, and the training lines next to it.
-
-    Args:
-        model_file: the file to write.
-        texts: positives and negatives.
-        settings: as in `train_reference`.
-        crawl: as in `train_reference`.
+    """Write the model into `scratch`, and the training lines next to it.
 
     Returns:
         The record. `positive` and `negative` have num_docs, num_chars and sha256 of the texts;
         precision, recall and roc_auc are those of the held-out texts. With `crawl`, `crawl` has
         those of the pages of held-out domains.
     """
-    train_file = model_file.with_name("train.txt")
+    model_file, train_file = scratch / classifiers.MODEL_FILE, scratch / "train.txt"
     training, evaluated = _hold_out_domains(crawl, settings.held_out_share)
     main_contents, left_outs = _list_parts(training)
     positive, negative = TextDigest(), TextDigest()

@@ -1,4 +1,4 @@
-"""Texts to train on: reading them, holding some out, and recording which texts were used."""
+"""Training: texts, which of them are held out, and the folder and the record of a model."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import hashlib
 import importlib.metadata
 import json
 import lzma
+import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from pipeline.runs.done_records import to_json
 from stages.settings.warc import HtmlSettings, WarcSettings
 from stages.warc.reader import WarcReader
+from storage.local import put_file
 
-# Describes a trained model. It is written last, so a folder that has it is complete.
+# Describes a trained model.
 RECORD_FILE = "record.json"
 
 # Increase it if equal texts and settings give other models.
@@ -27,6 +30,32 @@ _DECOMPRESSION_ERRORS = (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
 
 # With fewer documents, percentiles and shares mean nothing.
 MIN_HELD_OUT_DOCS = 10
+
+
+class TrainingFailed(RuntimeError):
+    """A model cannot be trained: too few texts, or a tool failed (with its last lines)."""
+
+
+def write_model(
+    out: Path, file_names: Sequence[str], train: Callable[[Path], dict[str, Any]]
+) -> dict[str, Any]:
+    """Train into a scratch folder, then move the model's files and its record to `out`.
+
+    Args:
+        out: Folder to write; created if needed. It is complete when it has RECORD_FILE.
+        file_names: The files of the model.
+        train: Writes them into a folder; returns the record.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
+        record = train(Path(folder))
+        # The record is removed first and written last. If the process dies in between, the
+        # folder has no record, so files of two models are not taken for one.
+        (out / RECORD_FILE).unlink(missing_ok=True)
+        for name in file_names:
+            (Path(folder) / name).replace(out / name)
+    put_file(out / RECORD_FILE, to_json(record))
+    return record
 
 
 def read_texts(files: Iterable[Path]) -> Iterator[str]:

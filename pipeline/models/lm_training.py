@@ -14,7 +14,6 @@ import dataclasses
 import io
 import json
 import logging
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +23,14 @@ import numpy as np
 
 from pipeline.models.corpus import (
     MIN_HELD_OUT_DOCS,
-    RECORD_FILE,
     TextDigest,
+    TrainingFailed,
     is_held_out,
     list_versions,
+    write_model,
 )
-from pipeline.models.kenlm_build import (
-    TrainingFailed,
-    estimate_lm,
-    kenlm_tools,
-    lmplz_version,
-)
-from pipeline.runs.done_records import to_json
+from pipeline.models.kenlm_build import estimate_lm, kenlm_tools, lmplz_version
 from stages.filters import language_model
-from storage.local import put_file
 from terminal_output import format_count
 
 log = logging.getLogger(__name__)
@@ -109,17 +102,11 @@ def train_lm(
         AssetError: the tools cannot be fetched or built.
     """
     tools = kenlm or kenlm_tools()
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".work-") as folder:
-        scratch = Path(folder)
-        record = _train_into(scratch, texts, language, settings, tools)
-        # The record is removed first and written last. If the process dies in between, the
-        # folder has no record, so files of two models are not taken for one.
-        (out / RECORD_FILE).unlink(missing_ok=True)
-        for name in _name_files(language):
-            (scratch / name).replace(out / name)
-    put_file(out / RECORD_FILE, to_json(record))
-    return record
+    return write_model(
+        out,
+        _name_files(language),
+        lambda scratch: _train_into(scratch, texts, language, settings, tools),
+    )
 
 
 def _train_into(

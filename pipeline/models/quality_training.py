@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.models.classifier_training import compute_average_precision, compute_roc_auc
-from pipeline.models.corpus import MIN_HELD_OUT_DOCS, TextUnreadable
-from pipeline.models.kenlm_build import TrainingFailed
+from pipeline.models.corpus import MIN_HELD_OUT_DOCS, TextUnreadable, TrainingFailed
 from pipeline.phases.annotate import Annotate
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from pipeline.runs.split_output import read_row_groups

@@ -17,14 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from pipeline.models.cache import (
-    Asset,
-    cache_folder,
-    compute_digest,
-    find_known_digest,
-    is_present,
-    obtain,
-)
+from pipeline.models.cache import Asset, Entry, cache_folder, compute_digest, obtain
 from pipeline.models.demo.models import TRAINED
 from pipeline.models.download import AssetError, download
 from pipeline.models.published import PUBLISHED
@@ -83,7 +76,7 @@ def digest(reference: str) -> str | None:
     found = _find(reference)
     if isinstance(found, Path):
         return compute_digest(found)
-    return find_known_digest(found)
+    return Entry(found).find_known_digest()
 
 
 def status(name: str) -> Literal["cached", "missing"]:
@@ -93,7 +86,7 @@ def status(name: str) -> Literal["cached", "missing"]:
         AssetError: the name is unknown.
     """
     found = _find(name)
-    return "cached" if isinstance(found, Path) or is_present(found) else "missing"
+    return "cached" if isinstance(found, Path) or Entry(found).is_present() else "missing"
 
 
 def _find(reference: str) -> Asset | Path:

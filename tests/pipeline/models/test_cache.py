@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,9 @@ import pytest
 
 from pipeline.models import registry as model_registry
 from pipeline.models.cache import Asset, AssetFile, Folder, Trained, combine_digests, obtain
-from pipeline.models.download import FileOrigin, HttpsFile, LocalPath, PyPIFile
+from pipeline.models.download import FileOrigin, HttpsFile, PyPIFile
 from pipeline.models.registry import AssetError
-from tests.servers import Handler, serve
+from tests.servers import FileServer, Handler, serve
 
 CONTENT = b"a model\n"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -33,29 +34,42 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> Path:
-    """A published file."""
-    path = tmp_path / "published" / "model.bin"
+def local(tmp_path: Path) -> Path:
+    """A model of the user."""
+    path = tmp_path / "local" / "model.bin"
     path.parent.mkdir()
     path.write_bytes(CONTENT)
     return path
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    """A server that publishes a file."""
+    with FileServer({"model.bin": CONTENT}) as server:
+        yield server
+
+
+@pytest.fixture
+def origin(server: FileServer) -> HttpsFile:
+    """The published file."""
+    return HttpsFile(f"{server.url}/model.bin")
 
 
 def asset(origin: FileOrigin | Folder | Trained, sha256: str | None = SHA256) -> Asset:
     return Asset("test-model", "lm", "1", origin, "CC0", sha256, "for tests")
 
 
-def test_a_path_is_its_own_reference(published: Path) -> None:
+def test_a_path_is_its_own_reference(local: Path) -> None:
     """A reference that is a path is a file or folder of the user."""
-    assert model_registry.resolve(str(published)) == published
-    assert model_registry.resolve(str(published.parent)) == published.parent
-    assert model_registry.digest(str(published)) == SHA256
-    model_registry.check(str(published))
+    assert model_registry.resolve(str(local)) == local
+    assert model_registry.resolve(str(local.parent)) == local.parent
+    assert model_registry.digest(str(local)) == SHA256
+    model_registry.check(str(local))
 
 
-def test_the_digest_of_a_folder_combines_those_of_its_files(published: Path) -> None:
+def test_the_digest_of_a_folder_combines_those_of_its_files(local: Path) -> None:
     """It depends on content and names, and equals the digest of an asset with the same files."""
-    folder = published.parent
+    folder = local.parent
     expected = hashlib.sha256(f"model.bin\0{SHA256}\n".encode()).hexdigest()
     assert (
         model_registry.digest(str(folder))
@@ -66,12 +80,12 @@ def test_the_digest_of_a_folder_combines_those_of_its_files(published: Path) -> 
     assert model_registry.digest(str(folder)) != expected
 
 
-def test_the_digest_of_a_file_follows_its_content(published: Path) -> None:
+def test_the_digest_of_a_file_follows_its_content(local: Path) -> None:
     """A stored digest is not used for another version of the file."""
-    model_registry.digest(str(published))
-    published.write_bytes(b"another model, longer\n")
+    model_registry.digest(str(local))
+    local.write_bytes(b"another model, longer\n")
     assert (
-        model_registry.digest(str(published))
+        model_registry.digest(str(local))
         == hashlib.sha256(b"another model, longer\n").hexdigest()
     )
 
@@ -123,50 +137,48 @@ def test_environment_variables_choose_the_cache_folder(
     assert model_registry.cache_folder() == tmp_path / ".cache" / "corpusmill"
 
 
-def test_a_file_is_fetched_once_and_kept(published: Path) -> None:
+def test_a_file_is_fetched_once_and_kept(server: FileServer, origin: HttpsFile) -> None:
     """The second call does not need the origin."""
-    path = obtain(asset(LocalPath(published)))
+    path = obtain(asset(origin))
     assert path.read_bytes() == CONTENT
     assert path.name == "model.bin"
-    published.unlink()
-    assert obtain(asset(LocalPath(published)), offline=True) == path
+    server.files.clear()
+    assert obtain(asset(origin), offline=True) == path
 
 
-def test_a_file_with_another_digest_is_refused(published: Path, cache: Path) -> None:
+def test_a_file_with_another_digest_is_refused(origin: HttpsFile, cache: Path) -> None:
     """The error has both digests and the origin, and the file is deleted."""
     wanted = "0" * 64
     with pytest.raises(AssetError) as caught:
-        obtain(asset(LocalPath(published), wanted))
-    for part in (SHA256, wanted, str(published), "deleted"):
+        obtain(asset(origin, wanted))
+    for part in (SHA256, wanted, origin.url, "deleted"):
         assert part in str(caught.value)
     assert not [path for path in cache.rglob("model.bin*") if path.is_file()]
 
 
-def test_a_cached_file_that_was_changed_is_noticed(published: Path) -> None:
+def test_a_cached_file_that_was_changed_is_noticed(origin: HttpsFile) -> None:
     """A file with another size or time is hashed again, and refused if its digest differs."""
-    path = obtain(asset(LocalPath(published)))
+    path = obtain(asset(origin))
     path.touch()
-    assert obtain(asset(LocalPath(published))) == path
+    assert obtain(asset(origin)) == path
     path.write_bytes(b"changed")
     with pytest.raises(AssetError, match="remove it to fetch or make it again"):
-        obtain(asset(LocalPath(published)))
+        obtain(asset(origin))
     path.unlink()
-    assert obtain(asset(LocalPath(published))).read_bytes() == CONTENT
+    assert obtain(asset(origin)).read_bytes() == CONTENT
 
 
 def test_offline_with_a_cold_cache_says_where_to_put_the_file(
-    published: Path, monkeypatch: pytest.MonkeyPatch
+    origin: HttpsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is fetched. A file that is put there by hand is verified and used."""
-    monkeypatch.setattr(
-        model_registry, "REGISTRY", {"test-model": asset(LocalPath(published))}
-    )
+    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": asset(origin)})
     monkeypatch.setenv("CORPUSMILL_OFFLINE", "1")
     with pytest.raises(AssetError, match="CORPUSMILL_OFFLINE") as caught:
         model_registry.resolve("test-model")
     line = str(caught.value).splitlines()[-1]
     place = Path(line.split("  from ")[0].strip())
-    assert str(published) in line
+    assert origin.url in line
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"wrong")
     with pytest.raises(AssetError, match="another digest"):
@@ -177,10 +189,13 @@ def test_offline_with_a_cold_cache_says_where_to_put_the_file(
 
 
 def test_without_a_published_digest_the_first_use_is_trusted(
-    published: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: FileServer,
+    origin: HttpsFile,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log says so once. From then on the digest is known, and other content is refused."""
-    entry = asset(LocalPath(published), None)
+    entry = asset(origin, None)
     monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": entry})
     assert model_registry.digest("test-model") is None
     caplog.set_level(logging.INFO, "pipeline")
@@ -188,21 +203,18 @@ def test_without_a_published_digest_the_first_use_is_trusted(
     assert any("trusted on first use" in line for line in caplog.messages)
     assert model_registry.digest("test-model") == SHA256
     path.unlink()
-    published.write_bytes(b"exchanged")
+    server.files["model.bin"] = b"exchanged"
     with pytest.raises(AssetError, match="if the new content is wanted, remove"):
         obtain(entry)
-    published.write_bytes(CONTENT)
+    server.files["model.bin"] = CONTENT
     assert obtain(entry).read_bytes() == CONTENT
 
 
 def test_an_asset_of_several_files_is_a_folder(
-    published: Path, monkeypatch: pytest.MonkeyPatch
+    origin: HttpsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files have the names of the asset, and its digest is known before it is fetched."""
-    parts = {
-        name: AssetFile(LocalPath(published), SHA256)
-        for name in ("en.sp.model", "en.arpa.bin")
-    }
+    parts = {name: AssetFile(origin, SHA256) for name in ("en.sp.model", "en.arpa.bin")}
     monkeypatch.setattr(
         model_registry, "REGISTRY", {"test-model": asset(Folder(parts), None)}
     )
@@ -220,16 +232,17 @@ def test_an_asset_of_several_files_is_a_folder(
 
 @dataclass
 class Counting:
-    """A recipe that writes one file and counts its calls."""
+    """A model of one file that counts how often it is made."""
 
     setting: int = 1
     num_made: int = 0
     fails: bool = False
 
-    def fingerprint(self) -> str:
-        return hashlib.sha256(str(self.setting).encode()).hexdigest()
+    @property
+    def origin(self) -> Trained:
+        return Trained(lambda: self.setting, self.make)
 
-    def make(self, folder: Path, *, offline: bool) -> None:
+    def make(self, folder: Path, offline: bool) -> None:
         del offline
         self.num_made += 1
         (folder / "model.bin").write_text(f"{self.setting}")
@@ -237,35 +250,35 @@ class Counting:
             raise RuntimeError("no luck")
 
 
-def test_an_asset_is_made_once_per_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asset_is_made_once_per_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its digest is known after it was made. Another setting makes a second entry."""
-    recipe = Counting()
+    made = Counting()
     monkeypatch.setattr(
-        model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)}
+        model_registry, "REGISTRY", {"test-model": asset(made.origin, None)}
     )
     assert model_registry.digest("test-model") is None
     folder = model_registry.resolve("test-model", offline=True)
     assert model_registry.resolve("test-model") == folder
-    assert recipe.num_made == 1
+    assert made.num_made == 1
     first = model_registry.digest("test-model")
     assert first == model_registry.digest(str(folder))
-    recipe.setting = 2
+    made.setting = 2
     assert model_registry.digest("test-model") is None
     assert model_registry.resolve("test-model") != folder
-    assert recipe.num_made == 2
+    assert made.num_made == 2
     assert model_registry.digest("test-model") != first
 
 
-def test_a_failed_recipe_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_training_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call makes it again; a missing file causes that too."""
-    recipe = Counting(fails=True)
+    made = Counting(fails=True)
     monkeypatch.setattr(
-        model_registry, "REGISTRY", {"test-model": asset(Trained(recipe), None)}
+        model_registry, "REGISTRY", {"test-model": asset(made.origin, None)}
     )
     with pytest.raises(RuntimeError, match="no luck"):
         model_registry.resolve("test-model")
     assert model_registry.status("test-model") == "missing"
-    recipe.fails = False
+    made.fails = False
     folder = model_registry.resolve("test-model")
     (folder / "model.bin").unlink()
     assert model_registry.status("test-model") == "missing"
@@ -312,13 +325,13 @@ def test_one_of_several_processes_fetches() -> None:
     assert requests == ["/model.bin"]
 
 
-def test_a_failed_fetch_names_the_path_for_the_file(tmp_path: Path) -> None:
+def test_a_failed_fetch_names_the_path_for_the_file(server: FileServer) -> None:
     """A file from elsewhere can be put there by hand."""
     with pytest.raises(
         AssetError,
         match=r"put the file there yourself: .*/cache/assets/test-model/[0-9a-f]{16}/model\.bin",
     ):
-        obtain(asset(LocalPath(tmp_path / "gone" / "model.bin")))
+        obtain(asset(HttpsFile(f"{server.url}/gone/model.bin")))
     with pytest.raises(AssetError, match="only https"):
         obtain(asset(HttpsFile("http://example.org/model.bin")))
 

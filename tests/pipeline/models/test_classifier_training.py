@@ -20,8 +20,7 @@ from pipeline.models.classifier_training import (
     compute_roc_auc,
     train_reference,
 )
-from pipeline.models.corpus import CrawlPage
-from pipeline.models.kenlm_build import TrainingFailed
+from pipeline.models.corpus import CrawlPage, TrainingFailed
 from stages.filters import classifiers
 from tests.pipeline.models.documents import make_documents
 

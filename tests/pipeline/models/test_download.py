@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.models.download import AssetError, LocalPath, PyPIFile, download, fetch
+from pipeline.models.download import AssetError, PyPIFile, download, fetch
 from tests.conftest import REPOSITORY
 from tests.servers import Handler, serve
 
@@ -291,15 +291,6 @@ def test_a_full_disk_is_not_a_broken_connection(server: Server, tmp_path: Path) 
     with pytest.raises(AssetError, match="cannot be written"):
         download(server.url, tmp_path / "no such folder" / "x", stall_timeout_s=STALL_S)
     assert len(server.ranges) <= 1
-
-
-def test_a_local_file_is_copied(tmp_path: Path) -> None:
-    """A mirror on a shared disk can be an origin; the error names a missing file."""
-    (tmp_path / "a").write_bytes(b"content")
-    fetch(LocalPath(tmp_path / "a"), tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == b"content"
-    with pytest.raises(AssetError, match="missing"):
-        fetch(LocalPath(tmp_path / "missing"), tmp_path / "c")
 
 
 @pytest.mark.models

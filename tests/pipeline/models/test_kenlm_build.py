@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.models.download import AssetError
-from pipeline.models.kenlm_build import KenlmTools, kenlm_tools
+from pipeline.models.kenlm_build import build_tools, kenlm_tools
 
 
 def test_missing_compiler_is_reported(
@@ -17,7 +17,7 @@ def test_missing_compiler_is_reported(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(AssetError, match=r"needs a C\+\+ compiler.*CORPUSMILL_KENLM_BIN"):
-        KenlmTools().make(tmp_path, offline=True)
+        build_tools(tmp_path, offline=True)
 
 
 def test_tools_in_the_environment_must_exist(

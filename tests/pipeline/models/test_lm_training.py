@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from pipeline.models.corpus import is_held_out
-from pipeline.models.kenlm_build import TrainingFailed, kenlm_tools
+from pipeline.models.corpus import TrainingFailed, is_held_out
+from pipeline.models.kenlm_build import kenlm_tools
 from pipeline.models.lm_training import LmSettings, train_lm
 from stages.filters.language_model import normalize_for_lm
 from tests.pipeline.models.documents import make_documents

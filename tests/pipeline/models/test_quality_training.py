@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from pipeline import cli
 from pipeline.models.classifier_training import compute_average_precision
-from pipeline.models.corpus import TextUnreadable
-from pipeline.models.kenlm_build import TrainingFailed
+from pipeline.models.corpus import TextUnreadable, TrainingFailed
 from pipeline.models.quality_training import fit_quality, read_labels
 from pipeline.phases.select import Select
 from pipeline.runs.run_folder import RunFolder
