@@ -13,7 +13,7 @@ import copy
 import difflib
 import re
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import islice
 from pathlib import Path
@@ -323,16 +323,20 @@ def _format_fault(
     place = _format_place(where, location, lines)
     if error["type"] == "extra_forbidden":
         known = list(_find_model(model, location[:-1]).model_fields)
-        nearest = difflib.get_close_matches(location[-1], known, 1, cutoff=0.5)
-        hint = (
-            f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(known)}"
-        )
-        return f"{place}: {key} is no known key; {hint}"
+        return f"{place}: {key} is no known key; {suggest(location[-1], known)}"
     if error["type"] == "missing":
         return f"{place}: {key} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     found = "" if error["type"] == "value_error" else f" is {_show(error['input'])},"
     return f"{place}: {key}{found} {message}" if found else f"{place}: {key}: {message}"
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """Return a hint at the nearest known name."""
+    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    if nearest:
+        return f"did you mean {nearest[0]}?"
+    return f"known here: {', '.join(sorted(known))}"
 
 
 def _format_place(where: str, location: KeyPath, lines: Mapping[KeyPath, str]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Self
 
 from pydantic import Field, model_validator
 
+from config_files.reader import suggest
 from pipeline.config.engine import EngineConfig
 from pipeline.config.input import InputConfig
 from pipeline.config.phases import (
@@ -129,7 +129,7 @@ class RunConfig(Settings):
         if unknown:
             faults: list[str] = []
             for name in unknown:
-                hint = _suggest(name, phases)
+                hint = suggest(name, phases)
                 faults.append(f"engine.phases.{name} is no phase; {hint}")
             raise ValueError("; ".join(faults))
         return self
@@ -215,7 +215,7 @@ class RunConfig(Settings):
             if name not in stored:
                 raise ValueError(
                     f"select.score.signals names {name}, which annotate does not store; "
-                    f"{_suggest(name, stored)}"
+                    f"{suggest(name, stored)}"
                 )
         if self.select.score.signals is None and self.annotate.quality is None:
             raise ValueError(
@@ -240,7 +240,7 @@ class RunConfig(Settings):
         if mix.by not in stored:
             raise ValueError(
                 f"select.mix.by names {mix.by}, which is not stored; "
-                f"{_suggest(mix.by, stored)}"
+                f"{suggest(mix.by, stored)}"
             )
         models = self.annotate.classifiers.by_name if self.annotate.classifiers else {}
         unknown = sorted(set(mix.topics) - models.keys())
@@ -285,13 +285,3 @@ class RunConfig(Settings):
             return self.select.score.signals
         stored = self.annotate.list_signals()
         return {name: weight for name, weight in DEFAULT_WEIGHTS.items() if name in stored}
-
-
-def _suggest(name: str, known: Collection[str]) -> str:
-    """Return a hint at the nearest known name."""
-    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-    return (
-        f"did you mean {nearest[0]}?"
-        if nearest
-        else f"known here: {', '.join(sorted(known))}"
-    )

@@ -29,6 +29,7 @@ from shardwriter.format import TokenizerEntry
 from stages.contract import with_columns
 from stages.filters.classifiers import Classifiers
 from stages.filters.score import QUALITY_SCORE
+from stages.kernels.splitmix import GOLDEN, mix_bits
 from stages.mixing.mix import COPY_SHIFT, NUM_COPIES, QUALITY_BIN
 from stages.transform.pii import Pii
 from stages.transform.tokenize import Tokenize
@@ -277,16 +278,8 @@ def compute_order_keys(
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Return the sort keys of documents in the global shuffle.
 
-    The function is a keyed bijection of 64-bit numbers, so two documents never have the same key: the finaliser of
-    SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") of the id plus a key,
-    which is the same function of the seed.
+    The function is a keyed bijection of 64-bit numbers, so two documents never have the same key: SplitMix64 of the id
+    plus a key, which is the same function of the seed.
     """
-    key = _splitmix64(np.array([seed], np.uint64))
-    return _splitmix64(doc_ids.astype(np.uint64) + key)
-
-
-def _splitmix64(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    key = mix_bits(np.array([seed], np.uint64) + GOLDEN)
+    return mix_bits(doc_ids.astype(np.uint64) + key + GOLDEN)

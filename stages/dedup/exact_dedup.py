@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stages.contract import Outcome, Settings, Stage, chain, drop_where
+from stages.kernels.splitmix import mix_bits
 
 
 def hash_texts(
@@ -43,8 +44,8 @@ def hash_texts(
     text_hashes = np.zeros(num_records, np.uint64)
     # A sum does not depend on the order of its terms, so lines can be added in any order. Each term
     # contains the position of its line, so texts with reordered lines have different hashes.
-    np.add.at(text_hashes, records, _mix(hashes ^ _mix(lines.astype(np.uint64))))
-    return _mix(text_hashes)
+    np.add.at(text_hashes, records, mix_bits(hashes ^ mix_bits(lines.astype(np.uint64))))
+    return mix_bits(text_hashes)
 
 
 def hash_digests(
@@ -59,13 +60,6 @@ def hash_digests(
             hashes[row] = int.from_bytes(sha1.digest()[:8])
     has_digest = pc.fill_null(pc.not_equal(digests, ""), False)
     return hashes, np.array(has_digest.to_pylist(), np.bool_)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply SplitMix64's finaliser, a bijection with 0 -> 0 (Steele, Lea and Flood 2014, figure 17)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 class ExactDedupFilter(Stage[Settings]):

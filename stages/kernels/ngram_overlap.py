@@ -27,6 +27,7 @@ from stages.kernels.characters import (
     look_up_action,
 )
 from stages.kernels.compilation import compiled
+from stages.kernels.splitmix import GOLDEN
 
 # The character ends a word and is not part of one.
 SEPARATE = KEEP_SPACE
@@ -37,8 +38,6 @@ MAX_SETS = 64
 _Keys: TypeAlias = NDArray[np.uint64]
 
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-# 2^64 / golden ratio: separates neighbouring bytes widely
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.uint64(1)
 
 
@@ -107,7 +106,7 @@ def compute_prefix_states(words: _Keys) -> _Keys:
     """
     states = np.zeros(len(words) + 1, np.uint64)
     for w in range(len(words)):
-        states[w + 1] = states[w] * _GOLDEN + words[w]
+        states[w + 1] = states[w] * GOLDEN + words[w]
     return states
 
 
@@ -211,14 +210,14 @@ def _raise_base(exponent: int) -> np.uint64:
     """Return the base of the polynomial to the power of `exponent`, modulo 2^64."""
     power = _ONE
     for _ in range(exponent):
-        power *= _GOLDEN
+        power *= GOLDEN
     return power
 
 
 @njit(nogil=True)
 def _add(state: np.uint64, value: np.uint64) -> np.uint64:
     """Add one byte to the state, in the manner of FNV-1a."""
-    return (state ^ value) * _GOLDEN
+    return (state ^ value) * GOLDEN
 
 
 @njit(nogil=True)

@@ -19,6 +19,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stages.kernels.compilation import compiled
+from stages.kernels.splitmix import GOLDEN
 
 _Bytes: TypeAlias = NDArray[np.uint8]
 # For each part found: its key, the index of its text (ascending), its start and end in
@@ -33,8 +34,6 @@ CATEGORY_BITS = 8
 
 _DOT, _SLASH, _QUESTION = 0x2E, 0x2F, 0x3F
 _START = np.uint64(0xCBF29CE484222325)  # FNV-1a's offset basis
-# 2^64 / golden ratio: separates neighbouring bytes widely
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @compiled
@@ -161,7 +160,7 @@ def _is_word_byte(byte: int) -> bool:
 @njit(nogil=True)
 def _add(state: np.uint64, byte: int) -> np.uint64:
     """Add one byte to the state, in the manner of FNV-1a."""
-    return (state ^ np.uint64(byte)) * _GOLDEN
+    return (state ^ np.uint64(byte)) * GOLDEN
 
 
 @njit(nogil=True)

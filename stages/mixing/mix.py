@@ -42,6 +42,7 @@ from stages.histograms import (
     group_rows,
     name_languages,
 )
+from stages.kernels.splitmix import mix_bits
 from stages.mixing.budget import BudgetCut, Level, TokenRates, find_budget_cuts
 from stages.settings.base import find_limit
 from stages.settings.quality import MixSettings
@@ -238,10 +239,7 @@ def count_copies(
 def draw_uniform(doc_ids: NDArray[np.uint64], key: int) -> NDArray[np.float64]:
     """(n,) float64: numbers in 0..1 that are fixed for each document and key.
 
-    SplitMix64 (Steele, Lea and Flood 2014, figure 17); the highest 53 bits make the fraction.
+    By SplitMix64; the highest 53 bits make the fraction.
     """
-    x = doc_ids.astype(np.uint64) + np.uint64(key)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    highest = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
+    highest = mix_bits(doc_ids.astype(np.uint64) + np.uint64(key)) >> np.uint64(11)
     return highest.astype(np.float64) * 2.0**-53

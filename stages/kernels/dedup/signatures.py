@@ -15,10 +15,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from stages.kernels.compilation import compiled, find_values
+from stages.kernels.compilation import compiled, find_values, inlined
+from stages.kernels.splitmix import GOLDEN, mix_bits
 
 _NO_MINIMUM = 2**32 - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
+
+_mix_bits = inlined(mix_bits)
 
 # Permutations whose minima are found in one pass over the hashes of a text. Their factors, summands
 # and minima stay in registers: six of AVX-512, twelve of AVX2.
@@ -83,18 +85,9 @@ def hash_bands(
         for band in range(num_bands):
             h = np.uint64(band)
             for k in range(band * rows_per_band, (band + 1) * rows_per_band):
-                h = _splitmix64(h ^ np.uint64(minima[t, k]))
+                h = _mix_bits((h ^ np.uint64(minima[t, k])) + GOLDEN)
             hashes[t, band] = h
     return hashes
-
-
-@njit(nogil=True)
-def _splitmix64(x: np.uint64) -> np.uint64:
-    """Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 17."""
-    x = x + _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 # --- Vector code: functions that emit LLVM instructions with the builder `b` ---

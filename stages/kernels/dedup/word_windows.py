@@ -28,7 +28,8 @@ from stages.kernels.characters import (
     decode_character,
     look_up_action,
 )
-from stages.kernels.compilation import compiled
+from stages.kernels.compilation import compiled, inlined
+from stages.kernels.splitmix import GOLDEN, mix_bits
 
 _LINE_FEED, _BLANK = 10, 32
 
@@ -38,6 +39,8 @@ _PRIME_BITS = np.uint64(61)
 _PRIME = np.uint64(2**61 - 1)
 _FACTORS = np.array([0x1E3779B97F4A7C15, 0x10D24F3A6A88856F], np.uint64)
 _SEEDS = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.uint64)
+
+_mix_bits = inlined(mix_bits)
 
 
 @compiled
@@ -177,12 +180,16 @@ def _split_words(
         elif begin < 0:
             begin = i
         if action == ALONE:
-            alone = _mix(_SEEDS[0] ^ letter), _mix(_SEEDS[1] ^ letter)
+            alone = (
+                _mix_bits((_SEEDS[0] ^ letter) + GOLDEN),
+                _mix_bits((_SEEDS[1] ^ letter) + GOLDEN),
+            )
             num_words = _end_word(
                 num_words, i, i + width, alone[0], alone[1], bounds, words
             )
         elif letter:
-            one, other = _mix(one ^ letter), _mix(other ^ letter)
+            one = _mix_bits((one ^ letter) + GOLDEN)
+            other = _mix_bits((other ^ letter) + GOLDEN)
         i += width
     if one != _SEEDS[0]:
         num_words = _end_word(num_words, begin, end, one, other, bounds, words)
@@ -239,7 +246,7 @@ def _hash_lane(
             left = _multiply(_reduce(words[k - num_words]), highest)
             value = _reduce(value + _PRIME - left)
         if k >= num_words - 1:
-            hashes[k - num_words + 1] = _mix(value)
+            hashes[k - num_words + 1] = _mix_bits(value + GOLDEN)
 
 
 @njit(nogil=True)
@@ -260,15 +267,6 @@ def _multiply(a: np.uint64, b: np.uint64) -> np.uint64:
     middle_low = middle & np.uint64(2**30 - 1)
     total = a_high * b_high * np.uint64(2) + middle_high
     return _reduce(total + (middle_low << half) + a_low * b_low)
-
-
-@njit(nogil=True)
-def _mix(x: np.uint64) -> np.uint64:
-    """Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 17."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @njit(nogil=True)
