@@ -14,14 +14,14 @@ import typer
 
 from loader.export import export_mds, export_megatron, export_parquet
 from loader.inspection import describe_counts, open_decoder, sample_documents
+from loader.lookup import DocumentFinder
 from loader.order.rank_batches import RankBatches
 from loader.order_check import OrderCheck, check_order, check_rows
 from loader.packed.best_fit import DEFAULT_WINDOW_TOKENS
 from loader.packed.index_file import PackingCounts
 from loader.packed.pack import pack_dataset
-from loader.reading.lookup import DocumentFinder
+from loader.reading.dataset import Dataset
 from loader.reading.manifest_columns import read_manifest_columns
-from loader.reading.shard_reader import ShardReader
 from loader.row_stream import RowStream, open_row_stream
 from loader.storage import ReadFailed, ReadSettings
 from loader.token_loader import TokenLoader
@@ -382,7 +382,7 @@ class ExportFormat(Enum):
     parquet = "parquet"
 
 
-_EXPORTERS: dict[ExportFormat, Callable[[ShardReader, Path], int]] = {
+_EXPORTERS: dict[ExportFormat, Callable[[Dataset, Path], int]] = {
     ExportFormat.megatron: export_megatron,
     ExportFormat.mds: export_mds,
     ExportFormat.parquet: export_parquet,
@@ -403,8 +403,8 @@ def export(
 ) -> None:
     """Copy the documents into another format."""
     columns = read_manifest_columns(manifest, ReadSettings())
-    reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
-    num_docs = _EXPORTERS[format](reader, out)
+    dataset = Dataset(columns, settings=ReadSettings())
+    num_docs = _EXPORTERS[format](dataset, out)
     num_tokens = int(columns.num_tokens.sum())
     typer.echo(
         f"{format_count(num_docs, 'document')}, {format_count(num_tokens, 'token')}: {out}"

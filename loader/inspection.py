@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from loader.export import Document, read_documents
+from loader.reading.dataset import Dataset
 from loader.reading.manifest_columns import ManifestColumns
-from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from shardwriter.format import FormatError
 from terminal_output import format_count
@@ -78,7 +78,9 @@ def sample_documents(columns: ManifestColumns, num: int) -> list[Document]:
     filled_shards = np.flatnonzero(columns.num_docs)
     if not len(filled_shards) or num < 1:
         return []
-    reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
+    dataset = Dataset(columns, settings=ReadSettings())
     num_shown = min(num, len(filled_shards))
     chosen = np.linspace(0, len(filled_shards) - 1, num=num_shown).astype(np.int64)
-    return [next(read_documents(reader, shard)) for shard in filled_shards[chosen].tolist()]
+    return [
+        next(read_documents(dataset, shard)) for shard in filled_shards[chosen].tolist()
+    ]

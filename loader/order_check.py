@@ -8,7 +8,8 @@ import numpy as np
 
 from loader.order.permutation import Int64Array
 from loader.order.rank_batches import RankBatches, Step, list_positions
-from loader.reading.row_reader import open_readers
+from loader.reading.rows import LoadedRows
+from loader.row_reader import open_datasets
 from loader.row_stream import RowStream
 from loader.storage import ReadSettings
 
@@ -96,14 +97,15 @@ def check_rows(stream: RowStream) -> ReadCheck:
     """Read every row of a single dataset and compare the checksums.
 
     Raises:
-        ReadFailed, FormatError: see `ShardReader`.
+        ReadFailed, FormatError: see `Dataset`.
     """
     settings = ReadSettings(on_corrupt="skip_and_count")
-    (reader,) = open_readers(stream, settings)
+    (dataset,) = open_datasets(stream, settings)
     num_damaged_rows = 0
     for shard, num_rows in enumerate(stream.orders[0].shard_rows.tolist()):
         for first in range(0, num_rows, _ROWS_PER_READ):
             rows = np.arange(first, min(first + _ROWS_PER_READ, num_rows))
-            loaded = reader.load(np.full(len(rows), shard), rows)
-            num_damaged_rows += int((~loaded.marks.is_whole).sum())
-    return ReadCheck(num_damaged_rows, reader.counters["damaged_samples"])
+            loaded = LoadedRows(len(rows), stream.seq_len, with_marks=False)
+            dataset.load(np.full(len(rows), shard), rows, np.arange(len(rows)), loaded)
+            num_damaged_rows += int((~loaded.is_whole).sum())
+    return ReadCheck(num_damaged_rows, dataset.counters["damaged_samples"])

@@ -27,7 +27,7 @@ from loader.order.mixture import Mixture
 from loader.order.rank_batches import RankBatches, Uneven
 from loader.order.row_order import DEFAULT_WINDOW_ROWS
 from loader.rank_discovery import Mesh, resolve_rank
-from loader.reading.row_reader import RowReader
+from loader.row_reader import RowReader
 from loader.row_stream import Packing, RowStream, Source, open_row_stream
 from loader.storage import ReadSettings
 

@@ -395,7 +395,7 @@ def _find_exit_code(error: Exception) -> ExitCode | None:
     from config_files.reader import ConfigError
 
     # An error of shardwriter.format, which this package does not import.
-    from loader.reading.shard_opener import FormatError
+    from loader.reading.dataset import FormatError
     from loader.state import ResumeMismatch
     from storage import StorageError
     from training.errors import (

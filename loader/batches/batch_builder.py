@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from loader.batches.chunk import Chunk
 from loader.batches.torch_import import find_torch, import_torch
 from loader.order.permutation import Int64Array
-from loader.reading.open_shard import Tokens
 from loader.reading.packing import (
     BoolArray,
     compute_document_ids,
     compute_position_ids,
     compute_sequence_lengths,
 )
+from loader.reading.rows import Tokens
 from loader.retraction.tombstones import TokenRanges
 
 if TYPE_CHECKING:

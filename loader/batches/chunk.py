@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from loader.order.permutation import BoolArray
 from loader.order.rank_batches import Step
-from loader.reading.open_shard import Tokens
-from loader.reading.packing import BoolArray
-from loader.reading.spans import StoredRows
+from loader.reading.rows import StoredRows, Tokens
 from loader.retraction.tombstones import TokenRanges
 
 if TYPE_CHECKING:

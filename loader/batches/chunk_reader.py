@@ -16,8 +16,8 @@ import numpy as np
 from loader.batches.chunk import Chunk
 from loader.batches.cuda_copy import CudaCopier
 from loader.order.rank_batches import RankBatches, Step, list_positions
-from loader.reading.fork_check import ForkCheck
-from loader.reading.row_reader import RowReader
+from loader.reading.dataset_files import ForkCheck
+from loader.row_reader import RowReader
 
 # At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows.
 CHUNK_BYTES = 8 * 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loader.batches.torch_import import import_torch
-from loader.reading.open_shard import Tokens
+from loader.reading.rows import Tokens
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,8 @@ import numpy as np
 
 from loader.batches.chunk_reader import CHUNK_BYTES
 from loader.order.permutation import Int64Array
-from loader.reading.open_shard import Tokens
-from loader.reading.row_reader import RowReader
-from loader.reading.shard_reader import RowMarks
-from loader.reading.spans import StoredRows
+from loader.reading.rows import RowMarks, StoredRows, Tokens
+from loader.row_reader import RowReader
 from shardwriter.format import FormatError
 from storage import StorageError
 

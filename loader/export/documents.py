@@ -10,10 +10,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.order.permutation import Int64Array
-from loader.reading.open_shard import Tokens
-from loader.reading.packing import BoolArray
-from loader.reading.shard_reader import ShardReader
+from loader.order.permutation import BoolArray, Int64Array
+from loader.reading.dataset import Dataset
+from loader.reading.rows import Tokens
 
 
 class SampleDocuments(NamedTuple):
@@ -36,12 +35,12 @@ class Document(NamedTuple):
     tokens: Tokens
 
 
-def read_sample_documents(reader: ShardReader, shard: int) -> Iterator[SampleDocuments]:
+def read_sample_documents(dataset: Dataset, shard: int) -> Iterator[SampleDocuments]:
     """Yield the documents of each sample of a shard, without retracted ones.
 
-    Raises as `ShardReader.read_sample`.
+    Raises as `Dataset.read_sample`.
     """
-    index = reader.load_index(shard)
+    index = dataset.load_index(shard)
     # (S + 1,) first document of each sample
     first_docs = np.searchsorted(index.doc_starts, index.sample_starts).tolist()
     for sample in range(index.num_samples):
@@ -49,9 +48,9 @@ def read_sample_documents(reader: ShardReader, shard: int) -> Iterator[SampleDoc
         # (D + 1,) Samples hold whole documents, so the start after the last document ends the
         # sample.
         offsets = index.doc_starts[first : stop + 1] - index.sample_starts[sample]
-        tokens = reader.read_sample(shard, sample)
+        tokens = dataset.read_sample(shard, sample)
         documents = SampleDocuments(index.doc_ids[first:stop], offsets, tokens)
-        retracted = reader.mark_retracted_in_sample(shard, sample)
+        retracted = dataset.mark_retracted_in_sample(shard, sample)
         if retracted is not None:
             documents = _leave_out(documents, retracted)
         yield documents
@@ -67,9 +66,9 @@ def _leave_out(documents: SampleDocuments, retracted: BoolArray) -> SampleDocume
     )
 
 
-def read_documents(reader: ShardReader, shard: int) -> Iterator[Document]:
-    """Yield the documents of a shard in order. Raises as `ShardReader.read_sample`."""
-    for sample in read_sample_documents(reader, shard):
+def read_documents(dataset: Dataset, shard: int) -> Iterator[Document]:
+    """Yield the documents of a shard in order. Raises as `Dataset.read_sample`."""
+    for sample in read_sample_documents(dataset, shard):
         offsets = sample.offsets.tolist()
         for doc, doc_id in enumerate(sample.doc_ids.tolist()):
             yield Document(doc_id, sample.tokens[offsets[doc] : offsets[doc + 1]])

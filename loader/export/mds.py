@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from loader.export.documents import Document, create_file, read_documents
-from loader.reading.shard_reader import ShardReader
+from loader.reading.dataset import Dataset
 
 # The default of MDSWriter (streaming/base/format/mds/writer.py, `size_limit`).
 MDS_SHARD_BYTES = 2**26
@@ -23,7 +23,7 @@ _OFFSET_BYTES = 4
 _UINT8_CODE = 0
 
 
-def export_mds(reader: ShardReader, folder: Path) -> int:
+def export_mds(dataset: Dataset, folder: Path) -> int:
     """Write MDS shards with the columns doc_id (uint64) and tokens (1-D ndarray).
 
     Memory holds one MDS shard of at most 64 MiB, or one document if it is larger.
@@ -31,10 +31,10 @@ def export_mds(reader: ShardReader, folder: Path) -> int:
     Returns:
         The number of documents.
     """
-    writer = _MdsWriter(folder, reader.token_dtype.name)
+    writer = _MdsWriter(folder, dataset.token_dtype.name)
     num_docs = 0
-    for shard in range(reader.manifest.num_shards):
-        for document in read_documents(reader, shard):
+    for shard in range(dataset.manifest.num_shards):
+        for document in read_documents(dataset, shard):
             writer.add(_encode_document(document))
             num_docs += 1
     writer.finish()

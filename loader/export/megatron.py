@@ -12,7 +12,7 @@ import numpy as np
 
 from loader.export.documents import create_file, read_sample_documents
 from loader.order.permutation import Int64Array
-from loader.reading.shard_reader import ShardReader
+from loader.reading.dataset import Dataset
 
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_VERSION = 1
@@ -24,7 +24,7 @@ _INDEX_HEADER = struct.Struct("<QBQQ")
 _DTYPES = {2: (8, "<u2"), 4: (4, "<i4")}
 
 
-def export_megatron(reader: ShardReader, prefix: Path) -> int:
+def export_megatron(dataset: Dataset, prefix: Path) -> int:
     """Write `<prefix>.bin` and `<prefix>.idx` with one sequence per document.
 
     Returns:
@@ -33,36 +33,36 @@ def export_megatron(reader: ShardReader, prefix: Path) -> int:
     Raises:
         ValueError: the vocabulary has more than 2**31 ids, which Megatron's int32 cannot hold.
     """
-    vocab_size = reader.manifest.tokenizer.vocab_size
+    vocab_size = dataset.manifest.tokenizer.vocab_size
     if vocab_size > 2**31:
         raise ValueError(
             f"vocab_size is {vocab_size}, but Megatron stores ids as int32, which hold 2**31; "
             f"export to mds or parquet"
         )
-    num_tokens = _write_tokens(reader, prefix.with_name(f"{prefix.name}.bin"))
+    num_tokens = _write_tokens(dataset, prefix.with_name(f"{prefix.name}.bin"))
     # The index is written last: it marks the export as complete.
-    _write_index(reader, prefix.with_name(f"{prefix.name}.idx"), num_tokens)
+    _write_index(dataset, prefix.with_name(f"{prefix.name}.idx"), num_tokens)
     return len(num_tokens)
 
 
-def _write_tokens(reader: ShardReader, path: Path) -> Int64Array:
+def _write_tokens(dataset: Dataset, path: Path) -> Int64Array:
     """Write all tokens; return the (D,) number of tokens of each document."""
-    _, dtype = _DTYPES[reader.token_dtype.itemsize]
+    _, dtype = _DTYPES[dataset.token_dtype.itemsize]
     # The empty array allows np.concatenate for a dataset without documents.
     doc_num_tokens: list[Int64Array] = [np.zeros(0, np.int64)]
     with create_file(path) as file:
-        for shard in range(reader.manifest.num_shards):
-            for sample in read_sample_documents(reader, shard):
+        for shard in range(dataset.manifest.num_shards):
+            for sample in read_sample_documents(dataset, shard):
                 doc_num_tokens.append(np.diff(sample.offsets))
                 file.write(sample.tokens.astype(dtype, copy=False).tobytes())
     return np.concatenate(doc_num_tokens)
 
 
-def _write_index(reader: ShardReader, path: Path, num_tokens: Int64Array) -> None:
-    code, _ = _DTYPES[reader.token_dtype.itemsize]
+def _write_index(dataset: Dataset, path: Path, num_tokens: Int64Array) -> None:
+    code, _ = _DTYPES[dataset.token_dtype.itemsize]
     num_docs = len(num_tokens)
     # (D,) byte of the .bin file at which each document starts
-    pointers = (np.cumsum(num_tokens) - num_tokens) * reader.token_dtype.itemsize
+    pointers = (np.cumsum(num_tokens) - num_tokens) * dataset.token_dtype.itemsize
     with create_file(path) as file:
         file.write(_INDEX_MAGIC)
         file.write(_INDEX_HEADER.pack(_INDEX_VERSION, code, num_docs, num_docs + 1))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+BoolArray = NDArray[np.bool_]
 Int64Array = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]
 

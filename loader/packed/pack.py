@@ -16,10 +16,9 @@ from loader.packed.index_file import (
     dump_section,
     name_packing_file,
 )
+from loader.reading.dataset import Dataset
 from loader.reading.manifest_columns import ManifestColumns
-from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadFailed, ReadSettings, open_dataset
-from storage import Store
 
 
 def pack_dataset(
@@ -56,39 +55,27 @@ def pack_dataset(
     if out is not None:
         folder, _, name = str(out).rpartition("/")
     store = open_dataset(folder or ".", settings)
-    reader = ShardReader(manifest, seq_len=seq_len, settings=settings)
-    try:
-        counts = _store_packing(store, name, reader, window_tokens)
-    finally:
-        reader.close()
-    return store.locate(name), counts
-
-
-def _store_packing(
-    store: Store, name: str, reader: ShardReader, window_tokens: int
-) -> PackingCounts:
-    """Write a packing aside, and move the whole file to its place.
-
-    Raises:
-        ReadFailed: an index cannot be read, or the file cannot be written.
-    """
+    dataset = Dataset(manifest, settings=settings)
     try:
         with store.staging_folder("pack") as staging:
-            file = staging / name
-            counts = _write_packing(file, reader, window_tokens)
-            store.move_in(file, name)
+            counts = _write_packing(staging / name, dataset, seq_len, window_tokens)
+            store.move_in(staging / name, name)
     except ReadFailed:
         raise
     except OSError as error:
         cause = error.strerror or str(error)
         remedy = "give a file in a folder that can be written with `out`"
         raise ReadFailed(store.locate(name), cause, remedy) from error
-    return counts
+    finally:
+        dataset.close()
+    return store.locate(name), counts
 
 
-def _write_packing(path: Path, reader: ShardReader, window_tokens: int) -> PackingCounts:
+def _write_packing(
+    path: Path, dataset: Dataset, seq_len: int, window_tokens: int
+) -> PackingCounts:
     """Write a packing to a local file."""
-    manifest, seq_len = reader.manifest, reader.seq_len
+    manifest = dataset.manifest
     shards: list[tuple[int, int, bytes]] = []
     # num_cut_docs, num_cut_tokens, plain_num_cut_docs, plain_num_cut_tokens
     cuts = np.zeros(4, np.int64)
@@ -96,7 +83,7 @@ def _write_packing(path: Path, reader: ShardReader, window_tokens: int) -> Packi
         # The table comes first in the file, and is known last.
         file.seek(count_head_bytes(manifest.num_shards))
         for shard in range(manifest.num_shards):
-            doc_starts = reader.load_index(shard).doc_starts
+            doc_starts = dataset.load_index(shard).doc_starts
             packed = pack_shard(doc_starts, seq_len, window_tokens)
             section = dump_section(packed)
             file.write(section)

@@ -24,10 +24,10 @@ from loader.packed.index_file import (
     parse_head,
     parse_section,
 )
-from loader.packed.row_pieces import RowPieces
 from loader.reading.dataset_files import DatasetFiles
 from loader.reading.lru_cache import LruCache
 from loader.reading.manifest_columns import ManifestColumns
+from loader.reading.row_pieces import RowLayout, RowPieces
 from loader.storage import Buffer, Counters, ReadSettings, open_dataset
 from shardwriter.format import FormatError, ShardCorrupt, ShardIndex
 from storage.errors import NotFound
@@ -36,7 +36,7 @@ from terminal_output import format_command
 # Path or address of a packing, or True for the file beside the manifest.
 PackingSource = Literal[True] | str | Path
 
-# As many as shards stay open (reading/shard_opener.py).
+# As many as shards stay open (reading/dataset.py).
 _MAX_OPEN_SECTIONS = 192
 
 
@@ -92,12 +92,15 @@ def open_packing(
     return PackingIndex(folder, name, seq_len, head)
 
 
-class PackedRows:
-    """Finds the pieces of packed rows. Safe for several threads."""
+class PackedRows(RowLayout):
+    """Packed rows, by the sections of a packing."""
+
+    is_packed = True
 
     def __init__(
         self, packing: PackingIndex, settings: ReadSettings, counters: Counters
     ) -> None:
+        super().__init__(packing.seq_len)
         self._packing = packing
         self._files = DatasetFiles(packing.folder, packing.head.digest, settings, counters)
         self._mapped: memoryview | None = None
@@ -120,7 +123,7 @@ class PackedRows:
         pieces = np.arange(counts.sum()) + np.repeat(firsts - counts_before, counts)
         starts = packed.piece_starts[pieces]
         docs = np.searchsorted(index.doc_starts, starts, side="right") - 1
-        num_tokens = np.minimum(index.doc_starts[docs + 1] - starts, self.row_tokens)
+        num_tokens = np.minimum(index.doc_starts[docs + 1] - starts, self.seq_len + 1)
         return RowPieces.place(
             np.repeat(np.arange(len(rows)), counts),
             starts,
@@ -139,11 +142,6 @@ class PackedRows:
         rows = np.searchsorted(packed.row_starts, pieces, side="right") - 1
         return np.unique(rows).tolist()
 
-    @property
-    def row_tokens(self) -> int:
-        """Places for tokens in a row: seq_len + 1."""
-        return self._packing.seq_len + 1
-
     def open_shard(self, index: ShardIndex) -> PackedShard:
         """Return the rows of a shard. Raises as `find_pieces`."""
         return self._shards.get(index.shard, lambda: self._open_shard(index))
@@ -161,7 +159,7 @@ class PackedRows:
             packed = parse_section(self._mapped[start:stop], head, index.shard, where)
         else:
             packed = self._fetch_section(start, stop, index.shard)
-        _check_section(packed, index, self._packing.seq_len, where)
+        _check_section(packed, index, self.seq_len, where)
         return packed
 
     def _fetch_section(self, start: int, stop: int, shard: int) -> PackedShard:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from loader.reading.fork_check import ForkCheck
 from loader.storage import Buffer, Cache, Counters, ReadSettings, open_dataset
+
+
+class ForkCheck:
+    """Remembers the process that created it: threads do not survive os.fork()."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def __call__(self) -> None:
+        """Raise RuntimeError in another process: it would wait for threads that it does not have."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "the loader was opened before os.fork(), and this process does not have its "
+                "threads: open a loader in this process, and load the state of the other one"
+            )
 
 
 class DatasetFiles:
     """Reads files of a dataset's folder by name. Safe for several threads.
 
     Byte ranges of remote files are kept in a cache on disk, which all ranks of a node share.
+    Requests are counted in `counters`.
     """
 
     def __init__(
@@ -29,7 +45,7 @@ class DatasetFiles:
             settings: how remote files are read.
             counters: where requests are counted.
         """
-        self._counters = counters
+        self.counters = counters
         self._cache_key_prefix = digest[:16]
         self._store = open_dataset(folder, settings, counters)
         self._cache: Cache | None = None
@@ -83,7 +99,7 @@ class DatasetFiles:
     def refetch(self, name: str, start: int, stop: int) -> Buffer:
         """Fetch bytes again whose checksum was wrong, and remove them from the cache."""
         assert self._cache is not None
-        self._counters.add("refetches")
+        self.counters.add("refetches")
         # Drop only; the next `fetch` stores the block again. The bytes returned here may be damaged
         # too.
         self._cache.drop(self._cache_key(name, start, stop))

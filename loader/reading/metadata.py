@@ -2,7 +2,7 @@
 
 For example:
 
-    for documents in read_metadata(reader, shard=3):
+    for documents in read_metadata(dataset, shard=3):
         for document in documents or ():
             document["language"]
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from loader.reading.shard_reader import ShardReader
+from loader.reading.dataset import Dataset
 from shardwriter.format import (
     METADATA_MEMBER,
     NPY_HEADER_BYTES,
@@ -34,14 +34,14 @@ _SIZE = slice(124, 135)
 
 
 def read_metadata(
-    reader: ShardReader, shard: int, samples: Iterable[int] | None = None
+    dataset: Dataset, shard: int, samples: Iterable[int] | None = None
 ) -> Iterator[list[DocumentMetadata] | None]:
     """Yield the documents' metadata of each sample, or None if the dataset has no metadata.
 
     Tokens are not read.
 
     Args:
-        reader: of the dataset.
+        dataset: the dataset.
         shard: number of the shard.
         samples: numbers of samples; None: all.
 
@@ -50,14 +50,14 @@ def read_metadata(
         FormatError: the index belongs to another dataset.
         ShardCorrupt: a member is damaged.
     """
-    index = reader.load_index(shard)
+    index = dataset.load_index(shard)
     name = shard_file(shard)
     # (S,) documents and token bytes of each sample
     num_docs = np.diff(np.searchsorted(index.doc_starts, index.sample_starts)).tolist()
     num_bytes = (np.diff(index.sample_starts) * index.token_dtype.itemsize).tolist()
     # (S,) where the tokens start, after the header of a .npy file
     offsets = index.sample_offsets.tolist()
-    read_range = reader.files.open_ranges(name)
+    read_range = dataset.files.open_ranges(name)
     for sample in range(len(offsets)) if samples is None else samples:
         # A sample starts where the tokens of the one before end, padded to whole blocks. Its
         # other members end where the header of its tokens starts.
@@ -67,7 +67,7 @@ def read_metadata(
             start = offsets[sample - 1] - NPY_HEADER_BYTES + _round_up(content_bytes)
         stop = offsets[sample] - NPY_HEADER_BYTES - TAR_BLOCK_BYTES
         data = read_range(start, stop)
-        where = f"{reader.files.where(name)}, bytes {start}..{stop - 1}"
+        where = f"{dataset.files.where(name)}, bytes {start}..{stop - 1}"
         member = f"{sample_key(shard, sample)}.{METADATA_MEMBER}"
         yield _find_metadata(data, member, num_docs[sample], where)
 

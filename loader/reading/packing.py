@@ -19,10 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.order.permutation import Int64Array
+from loader.order.permutation import BoolArray, Int64Array
 
 Int32Array = NDArray[np.int32]
-BoolArray = NDArray[np.bool_]
 
 
 def mark_document_starts(

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.order.permutation import Int64Array
-from loader.reading.packing import BoolArray
+from loader.order.permutation import BoolArray, Int64Array
 from shardwriter.format import (
     RETRACTIONS_FILE,
     FormatError,

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from loader.export import export_mds, export_megatron, export_parquet, read_documents
+from loader.reading.dataset import Dataset as OpenDataset
 from loader.reading.manifest_columns import read_manifest_columns
-from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from tests.loader.conftest import Dataset, Make
 
 
-def open_reader(folder: Path) -> ShardReader:
+def open_reader(folder: Path) -> OpenDataset:
     """Return a reader of the dataset."""
-    return ShardReader(
-        read_manifest_columns(folder, ReadSettings()), seq_len=1, settings=ReadSettings()
+    return OpenDataset(
+        read_manifest_columns(folder, ReadSettings()), settings=ReadSettings()
     )
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from loader import TokenDataset
 from loader.batches.rows_ahead import RowsAhead
-from loader.reading.row_reader import RowReader
+from loader.row_reader import RowReader
 from loader.row_stream import RowStream, open_row_stream
 from loader.storage import ReadSettings
 from shardwriter.format import ShardCorrupt, read_index

@@ -17,8 +17,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from loader.export import read_documents
+from loader.reading.dataset import Dataset as OpenDataset
 from loader.reading.manifest_columns import read_manifest_columns
-from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from pipeline.runs.run_folder import RunFolder
 from tests.pipeline.conftest import Small
@@ -43,7 +43,7 @@ def decode_documents(run: RunFolder, tokenizer: Path) -> list[str]:
     """Return the texts of the dataset, decoded from its tokens."""
     decoder = Tokenizer.from_file(str(tokenizer))
     columns = read_manifest_columns(str(run.dataset), ReadSettings())
-    reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
+    reader = OpenDataset(columns, settings=ReadSettings())
     documents = (read_documents(reader, shard) for shard in range(columns.num_shards))
     return [decoder.decode(each.tokens.tolist()) for shard in documents for each in shard]
 

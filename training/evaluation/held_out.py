@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loader.reading.dataset import Dataset
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.reading.metadata import read_metadata
-from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from training.config import DataConfig
 from training.data.tokenizer import open_tokenizer
@@ -42,7 +42,7 @@ class Window:
     num_labels: int
 
 
-def list_first_documents(reader: ShardReader, num: int | None) -> list[DocumentLocation]:
+def list_first_documents(reader: Dataset, num: int | None) -> list[DocumentLocation]:
     """Return the first documents of a dataset, over shards; all of them if num is None."""
     locations: list[DocumentLocation] = []
     remaining = int(reader.manifest.num_docs.sum()) if num is None else num
@@ -67,7 +67,7 @@ def cut_windows(locations: list[DocumentLocation], seq_len: int) -> list[Window]
     return windows
 
 
-def read_window(reader: ShardReader, location: DocumentLocation, window: Window) -> Ints:
+def read_window(reader: Dataset, location: DocumentLocation, window: Window) -> Ints:
     """Return (num_labels + 1,) tokens: the inputs of a window and its last label."""
     index = reader.load_index(location.shard)
     start = int(index.doc_starts[location.number]) + window.first
@@ -81,7 +81,7 @@ def read_window(reader: ShardReader, location: DocumentLocation, window: Window)
 
 
 def group_documents(
-    reader: ShardReader, locations: list[DocumentLocation]
+    reader: Dataset, locations: list[DocumentLocation]
 ) -> dict[tuple[str, ...], Ints]:
     """Return the documents of each group, as indices into `locations`.
 
@@ -106,7 +106,7 @@ def group_documents(
     return {group: np.array(members[group], np.int64) for group in sorted(members)}
 
 
-def _iter_metadata(reader: ShardReader, shard: int, num: int) -> Iterator[dict[str, Any]]:
+def _iter_metadata(reader: Dataset, shard: int, num: int) -> Iterator[dict[str, Any]]:
     """Yield the metadata of the first documents of a shard; {} for those without."""
     index = reader.load_index(shard)
     docs_per_sample = np.diff(

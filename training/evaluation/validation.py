@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from loader.reading.dataset import Dataset
 from loader.reading.manifest_columns import read_manifest_columns
-from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from terminal_output import format_count
 from training.config import TrainConfig
@@ -135,7 +135,7 @@ def _name_figures(
 
 
 def _describe_tokens(
-    config: TrainConfig, reader: ShardReader
+    config: TrainConfig, reader: Dataset
 ) -> tuple[Ints | None, NDArray[np.int64]]:
     """Return (V,) the bytes of each token, if a tokenizer is given, and (V,) 1 for special ones."""
     entry = reader.manifest.tokenizer
@@ -148,11 +148,11 @@ def _describe_tokens(
     return np.where(is_special, 0, token_bytes), is_special
 
 
-def _open_reader(config: TrainConfig, manifest: str) -> ShardReader:
+def _open_reader(config: TrainConfig, manifest: str) -> Dataset:
     """Open the held-out dataset; refuse another tokenizer than that of the training data."""
     settings = ReadSettings()
     columns = read_manifest_columns(manifest, settings)
     what = f"validation.manifest {manifest} ({columns.tokenizer.name!r})"
     check_tokenizer(config.data, columns.tokenizer.sha256, what)
     # seq_len=1, because only whole samples are read here, never rows.
-    return ShardReader(columns, seq_len=1, settings=settings)
+    return Dataset(columns, settings=settings)

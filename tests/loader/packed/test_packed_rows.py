@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader import Mixture, TokenDataset, TokenLoader
-from loader.reading.lookup import DocumentFinder
+from loader.lookup import DocumentFinder
 from loader.row_stream import open_row_stream
 from loader.state import ResumeMismatch
 from loader.storage import ReadSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from loader.reading.dataset import Dataset as OpenDataset
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.reading.metadata import read_metadata
-from loader.reading.shard_reader import ShardReader
 from loader.storage import ReadSettings
 from shardwriter.format import ShardCorrupt, shard_file
 from tests.loader.conftest import Dataset, Make
@@ -14,11 +14,9 @@ from tests.loader.conftest import Dataset, Make
 SETTINGS = ReadSettings()
 
 
-def open_reader(dataset: Dataset) -> ShardReader:
+def open_reader(dataset: Dataset) -> OpenDataset:
     """Return a reader; the length of its rows does not matter here."""
-    return ShardReader(
-        read_manifest_columns(dataset.folder, SETTINGS), seq_len=1, settings=SETTINGS
-    )
+    return OpenDataset(read_manifest_columns(dataset.folder, SETTINGS), settings=SETTINGS)
 
 
 def test_metadata_are_returned_in_order(dataset: Dataset) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from loader import Mixture, TokenDataset, TokenLoader
 from loader.export.documents import read_documents
+from loader.reading.dataset import Dataset as OpenDataset
 from loader.reading.manifest_columns import read_manifest_columns
-from loader.reading.shard_reader import ShardReader
 from loader.retraction.tombstones import Tombstones
 from loader.state import ResumeMismatch
 from loader.storage import ReadSettings
@@ -237,7 +237,7 @@ def test_exports_leave_retracted_documents_out(larger: Dataset, tmp_path: Path) 
 
     def read(path: Path) -> dict[int, list[int]]:
         columns = read_manifest_columns(path, ReadSettings())
-        reader = ShardReader(columns, seq_len=1, settings=ReadSettings())
+        reader = OpenDataset(columns, settings=ReadSettings())
         return {
             document.doc_id: document.tokens.tolist()
             for shard in range(columns.num_shards)

@@ -1,7 +1,7 @@
-"""Join rows from spans of tokens.
+"""Rows of tokens as spans of arrays in memory, and their copies.
 
-A span is inside one sample. A plain row is one span, or several if it crosses samples; a packed row
-has at least one span for each of its documents.
+A row has pieces of documents: a plain row is one piece, a packed row has one for each of its
+documents. A span is the part of a piece that is inside one sample.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loader.order.permutation import Int64Array
-from loader.packed.row_pieces import RowPieces
-from loader.reading.open_shard import OpenShard, Tokens
+from loader.order.permutation import BoolArray, Int64Array
+from loader.reading.row_pieces import RowPieces
 from loader.retraction.tombstones import TokenRanges
+from shardwriter.format import ShardIndex
+
+Tokens = NDArray[np.unsignedinteger[Any]]
 
 # Slices that are joined at a time. Each is an object that the garbage collector counts, and 700 more
 # objects than before start it: with thousands of slices at a time, packed rows took a third longer.
@@ -24,23 +27,25 @@ _MAX_SLICES = 512
 class Spans(NamedTuple):
     """K spans of one shard.
 
-    pieces:     (K,) int64, the piece of a row that each span belongs to
+    rows:       (K,) int64, the row of each span
     columns:    (K,) int64, its first place in the row
     samples:    (K,) int64, its sample
     offsets:    (K,) int64, its first token, counted in tokens from the start of the tar
     num_tokens: (K,) int64
     """
 
-    pieces: Int64Array
+    rows: Int64Array
     columns: Int64Array
     samples: Int64Array
     offsets: Int64Array
     num_tokens: Int64Array
 
     @classmethod
-    def cut(cls, pieces: RowPieces, shard: OpenShard) -> Self:
+    def cut(cls, pieces: RowPieces, index: ShardIndex) -> Self:
         """Cut the pieces of rows where a sample ends."""
-        sample_starts = shard.index.sample_starts
+        sample_starts = index.sample_starts
+        # (S,) where the tokens of each sample start in the tar
+        sample_offsets = index.sample_offsets // index.token_dtype.itemsize
         stops = pieces.starts + pieces.num_tokens
         firsts = np.searchsorted(sample_starts, pieces.starts, side="right") - 1
         lasts = np.searchsorted(sample_starts, stops - 1, side="right") - 1
@@ -52,10 +57,10 @@ class Spans(NamedTuple):
         starts = np.maximum(pieces.starts[numbers], sample_starts[samples])
         ends = np.minimum(stops[numbers], sample_starts[samples + 1])
         return cls(
-            pieces=numbers,
+            rows=pieces.rows[numbers],
             columns=(pieces.columns - pieces.starts)[numbers] + starts,
             samples=samples,
-            offsets=(shard.token_offsets - sample_starts[:-1])[samples] + starts,
+            offsets=(sample_offsets - sample_starts[:-1])[samples] + starts,
             num_tokens=ends - starts,
         )
 
@@ -85,6 +90,58 @@ class Source(NamedTuple):
     num_tokens: Int64Array
     rows: Int64Array
     columns: Int64Array
+
+
+class RowMarks(NamedTuple):
+    """The properties of n rows besides their tokens.
+
+    is_whole:   (n,) bool, false for damaged rows
+    doc_starts: (n, seq_len) bool, document starts, or None if they were not requested
+    ignored:    tokens that must not be labels: of retracted documents, padding, and repeated tokens
+                of packed rows; None if no source can have any
+    """
+
+    is_whole: BoolArray
+    doc_starts: BoolArray | None
+    ignored: TokenRanges | None
+
+
+class LoadedRows:
+    """n rows whose samples were checked, and which are not copied yet. Datasets fill it.
+
+    seq_len:    tokens of a row; seq_len + 1 are read
+    sources:    the spans of the rows in mapped files and fetched blocks; damaged rows have none
+    is_whole:   as in RowMarks
+    doc_starts: as in RowMarks
+    retracted:  tokens of retracted documents, in any order
+    ignored:    other tokens that must not be labels
+    """
+
+    def __init__(self, num_rows: int, seq_len: int, *, with_marks: bool) -> None:
+        self.seq_len = seq_len
+        self.sources: list[Source] = []
+        self.is_whole = np.zeros(num_rows, np.bool_)
+        self.doc_starts = np.zeros((num_rows, seq_len), np.bool_) if with_marks else None
+        self.retracted: list[TokenRanges] = []
+        self.ignored: list[TokenRanges] = []
+
+    @property
+    def marks(self) -> RowMarks:
+        """The properties of the rows."""
+        ignored = [*self.ignored, *self.retracted]
+        joined = TokenRanges.join(ignored) if ignored else None
+        return RowMarks(self.is_whole, self.doc_starts, joined)
+
+    def store(self, dtype: np.dtype[Any], blank: int) -> StoredRows:
+        """Return the rows; `blank` is in the places of damaged rows, padding and retracted tokens."""
+        return StoredRows(
+            self.sources,
+            len(self.is_whole),
+            row_tokens=self.seq_len + 1,
+            dtype=dtype,
+            blank=blank,
+            retracted=TokenRanges.join(self.retracted) if self.retracted else None,
+        )
 
 
 class StoredRows:

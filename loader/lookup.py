@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from loader.order.permutation import Int64Array
+from loader.reading.dataset import Dataset
 from loader.reading.metadata import DocumentMetadata, read_metadata
-from loader.reading.row_reader import open_readers
-from loader.reading.shard_reader import ShardReader
+from loader.row_reader import open_datasets
 from loader.row_stream import RowStream
 from loader.storage import ReadSettings
 
@@ -57,7 +57,7 @@ class DocumentFinder:
 
     def __init__(self, stream: RowStream, settings: ReadSettings) -> None:
         self._stream = stream
-        self._readers = tuple(open_readers(stream, settings))
+        self._datasets = tuple(open_datasets(stream, settings))
         # (source, shard, sample) -> metadata of its documents: rows of a step share samples
         self._metadata: dict[tuple[int, int, int], list[DocumentMetadata] | None] = {}
 
@@ -85,10 +85,10 @@ class DocumentFinder:
             ValueError: the dataset has no such document.
             ReadFailed, FormatError, ShardCorrupt: an index cannot be read.
         """
-        reader, order = self._readers[source], self._stream.orders[source]
-        shard, first, stop = _find_document(reader, doc_id)
+        dataset, order = self._datasets[source], self._stream.orders[source]
+        shard, first, stop = _find_document(dataset, doc_id)
         positions: list[int] = []
-        for row in reader.find_rows(shard, first, stop):
+        for row in dataset.find_rows(shard, first, stop):
             position = order.find_position(epoch, shard, row)
             if position is not None:
                 positions.append(position)
@@ -101,21 +101,21 @@ class DocumentFinder:
             ValueError: the dataset has no such document.
             ReadFailed, FormatError, ShardCorrupt: an index cannot be read.
         """
-        reader = self._readers[source]
-        shard, first, _ = _find_document(reader, doc_id)
-        return _is_token_retracted(reader, shard, first)
+        dataset = self._datasets[source]
+        shard, first, _ = _find_document(dataset, doc_id)
+        return _is_token_retracted(dataset, shard, first)
 
     def close(self) -> None:
         """Close the files."""
-        for reader in self._readers:
-            reader.close()
+        for dataset in self._datasets:
+            dataset.close()
 
     def _list_row(
         self, position: int, source: int, shard: int, row: int
     ) -> Iterator[DocumentPart]:
-        reader = self._readers[source]
-        index = reader.load_index(shard)
-        for start, stop in reader.list_inputs(shard, row):
+        dataset = self._datasets[source]
+        index = dataset.load_index(shard)
+        for start, stop in dataset.list_inputs(shard, row):
             first_doc = int(np.searchsorted(index.doc_starts, start, side="right")) - 1
             last_doc = int(np.searchsorted(index.doc_starts, stop, side="left")) - 1
             for doc in range(first_doc, last_doc + 1):
@@ -129,39 +129,39 @@ class DocumentFinder:
                     doc_id=int(index.doc_ids[doc]),
                     first_token=first - doc_start,
                     num_tokens=min(stop, doc_stop) - first,
-                    is_retracted=_is_token_retracted(reader, shard, first),
+                    is_retracted=_is_token_retracted(dataset, shard, first),
                     metadata=self._read_metadata(source, shard, doc),
                 )
 
     def _read_metadata(self, source: int, shard: int, doc: int) -> DocumentMetadata | None:
         """Return the metadata of the document with this number in the shard."""
-        reader = self._readers[source]
-        index = reader.load_index(shard)
+        dataset = self._datasets[source]
+        index = dataset.load_index(shard)
         # Samples hold whole documents.
         start = index.doc_starts[doc]
         sample = int(np.searchsorted(index.sample_starts, start, side="right")) - 1
         first_doc = int(np.searchsorted(index.doc_starts, index.sample_starts[sample]))
         key = source, shard, sample
         if key not in self._metadata:
-            (self._metadata[key],) = read_metadata(reader, shard, [sample])
+            (self._metadata[key],) = read_metadata(dataset, shard, [sample])
         documents = self._metadata[key]
         return None if documents is None else documents[doc - first_doc]
 
 
-def _is_token_retracted(reader: ShardReader, shard: int, token: int) -> bool:
+def _is_token_retracted(dataset: Dataset, shard: int, token: int) -> bool:
     """Return whether a token, counted from the start of the shard, is retracted."""
-    tombstones = reader.manifest.tombstones
+    tombstones = dataset.manifest.tombstones
     if tombstones is None:
         return False
     return len(tombstones.find(np.array([shard]), np.array([token]), 1).rows) > 0
 
 
-def _find_document(reader: ShardReader, doc_id: int) -> tuple[int, int, int]:
+def _find_document(dataset: Dataset, doc_id: int) -> tuple[int, int, int]:
     """Return the shard of a document, its first token there, and the token after its last."""
-    for shard in range(reader.manifest.num_shards):
-        index = reader.load_index(shard)
+    for shard in range(dataset.manifest.num_shards):
+        index = dataset.load_index(shard)
         found = np.flatnonzero(index.doc_ids == np.uint64(doc_id))
         if len(found):
             first, stop = index.doc_starts[found[0] : found[0] + 2].tolist()
             return shard, first, stop
-    raise ValueError(f"{reader.manifest.address} has no document {doc_id}")
+    raise ValueError(f"{dataset.manifest.address} has no document {doc_id}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from loader.order.permutation import Int64Array
+from loader.order.permutation import BoolArray, Int64Array
 from loader.order.row_order import count_rows
-from loader.reading.packing import BoolArray
 from loader.retraction.tombstones import TokenRanges
 from shardwriter.format import ShardIndex
 
@@ -88,31 +88,50 @@ class RowPieces(NamedTuple):
         )
 
 
-class PlainRows:
-    """Finds the pieces of plain rows, which start at each multiple of `seq_len` in a shard.
+class RowLayout(ABC):
+    """Finds the rows of shards. Safe for several threads.
 
-    It has the methods of `PackedRows`.
+    seq_len:   tokens of a row; seq_len + 1 are read
+    is_packed: whether rows have several pieces and padding
     """
 
+    is_packed = False
+
     def __init__(self, seq_len: int) -> None:
-        self._seq_len = seq_len
+        self.seq_len = seq_len
+
+    @abstractmethod
+    def find_pieces(self, index: ShardIndex, rows: Int64Array) -> RowPieces:
+        """Return the pieces of some rows of a shard; rows are numbered as in the request."""
+
+    @abstractmethod
+    def find_rows(self, index: ShardIndex, first: int, stop: int) -> list[int]:
+        """Return the rows of a shard that read some of its tokens first..stop - 1."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files."""
+
+
+class PlainRows(RowLayout):
+    """Plain rows, which start at each multiple of `seq_len` in a shard."""
 
     def find_pieces(self, index: ShardIndex, rows: Int64Array) -> RowPieces:
-        """Return the pieces of some rows of a shard: one for each row."""
+        """Return one piece for each row."""
         del index
         return RowPieces(
             rows=np.arange(len(rows)),
             columns=np.zeros_like(rows),
-            starts=rows * self._seq_len,
-            num_tokens=np.full_like(rows, self._seq_len + 1),
+            starts=rows * self.seq_len,
+            num_tokens=np.full_like(rows, self.seq_len + 1),
             is_continued=np.zeros(len(rows), np.bool_),
         )
 
     def find_rows(self, index: ShardIndex, first: int, stop: int) -> list[int]:
         """Return the rows of a shard that read some of its tokens first..stop - 1."""
-        num_rows = int(count_rows(np.array([index.num_tokens]), self._seq_len)[0])
-        last_row = min((stop - 1) // self._seq_len, num_rows - 1)
-        return list(range(first // self._seq_len, last_row + 1))
+        num_rows = int(count_rows(np.array([index.num_tokens]), self.seq_len)[0])
+        last_row = min((stop - 1) // self.seq_len, num_rows - 1)
+        return list(range(first // self.seq_len, last_row + 1))
 
     def close(self) -> None:
         """Do nothing: there are no files."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from loader import TokenLoader
+from loader.lookup import DocumentFinder
 from loader.order.mixture import Mixture
-from loader.reading.lookup import DocumentFinder
 from loader.row_stream import Source, open_row_stream
 from loader.storage import ReadSettings
 from tests.loader.conftest import Dataset, Make

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader.reading.spans import Source, StoredRows
+from loader.reading.rows import Source, StoredRows
 from loader.retraction.tombstones import TokenRanges
 
 ROW_TOKENS = 6

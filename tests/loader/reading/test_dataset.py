@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loader.reading.dataset import Dataset as OpenDataset
 from loader.reading.manifest_columns import read_manifest_columns
-from loader.reading.shard_reader import ShardReader
+from loader.reading.row_pieces import PlainRows
+from loader.reading.rows import LoadedRows, RowMarks
 from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, Manifest, ShardCorrupt
 from tests.loader.conftest import Dataset, Make
@@ -17,15 +19,26 @@ from tests.loader.conftest import Dataset, Make
 T = 16
 
 
-def open_reader(folder: Path, **settings: object) -> ShardReader:
+def open_reader(folder: Path, **settings: object) -> OpenDataset:
     """Return a reader of rows of 16 tokens."""
     given = ReadSettings(**settings)
-    return ShardReader(read_manifest_columns(folder, given), seq_len=T, settings=given)
+    columns = read_manifest_columns(folder, given)
+    return OpenDataset(columns, settings=given, layout=PlainRows(T))
 
 
-def read_rows(reader: ShardReader, shards: list[int], rows: list[int]) -> np.ndarray:
+def load_rows(
+    reader: OpenDataset, shards: list[int], rows: list[int]
+) -> tuple[np.ndarray, RowMarks]:
+    """Return rows and their marks."""
+    loaded = LoadedRows(len(rows), T, with_marks=True)
+    reader.load(np.array(shards), np.array(rows), np.arange(len(rows)), loaded)
+    stored = loaded.store(reader.token_dtype, reader.manifest.tokenizer.end_of_document)
+    return stored.join(slice(0, len(rows))), loaded.marks
+
+
+def read_rows(reader: OpenDataset, shards: list[int], rows: list[int]) -> np.ndarray:
     """Return rows as int64."""
-    tokens, marks = reader.read(np.array(shards), np.array(rows))
+    tokens, marks = load_rows(reader, shards, rows)
     assert marks.is_whole.all()
     return tokens.astype(np.int64)
 
@@ -52,7 +65,7 @@ def test_closed_shards_are_opened_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More shards can be read than stay open at a time."""
-    monkeypatch.setattr("loader.reading.shard_opener.MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr("loader.reading.dataset.MAX_OPEN_SHARDS", 2)
     made = make([[40, 40]] * 5)
     reader = open_reader(made.folder)
     for _ in range(2):
@@ -137,7 +150,7 @@ def test_rows_of_a_corrupt_shard_are_blank_with_skip_and_count(make: Make) -> No
     made = make([[60], [60]])
     _flip(made.folder / "shard-000000.idx")
     reader = open_reader(made.folder, on_corrupt="skip_and_count")
-    tokens, marks = reader.read(np.array([0, 1]), np.array([0, 0]), with_marks=True)
+    tokens, marks = load_rows(reader, [0, 1], [0, 0])
     assert marks.is_whole.tolist() == [False, True]
     assert not tokens[0].any()
     assert tokens[1].tolist() == made.tokens[1][: T + 1].tolist()
