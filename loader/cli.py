@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from loader.export import export_mds, export_megatron, export_parquet
+from loader.export import export_megatron, export_parquet
 from loader.inspection import describe_counts, open_decoder, sample_documents
 from loader.lookup import DocumentFinder
 from loader.order.rank_batches import RankBatches
@@ -378,13 +378,11 @@ class ExportFormat(Enum):
     """The formats of `export`."""
 
     megatron = "megatron"
-    mds = "mds"
     parquet = "parquet"
 
 
 _EXPORTERS: dict[ExportFormat, Callable[[Dataset, Path], int]] = {
     ExportFormat.megatron: export_megatron,
-    ExportFormat.mds: export_mds,
     ExportFormat.parquet: export_parquet,
 }
 
@@ -393,7 +391,7 @@ _EXPORTERS: dict[ExportFormat, Callable[[Dataset, Path], int]] = {
 def export(
     format: Annotated[
         ExportFormat,
-        typer.Argument(help="megatron, mds (MosaicML), or parquet (Hugging Face)."),
+        typer.Argument(help="megatron, or parquet (Hugging Face)."),
     ],
     manifest: ManifestArgument,
     out: Annotated[

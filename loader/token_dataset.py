@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader.batches.batch_builder import IGNORED_LABEL, split_inputs_and_labels
 from loader.batches.rows_ahead import RowsAhead
-from loader.batches.torch_import import import_torch
+from loader.batches.torch_use import import_torch
 from loader.order.mixture import Mixture
 from loader.order.rank_batches import RankBatches, Uneven
 from loader.order.row_order import DEFAULT_WINDOW_ROWS

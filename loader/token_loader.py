@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from loader.batches.batch_builder import BatchBuilder, DocumentOutput
-from loader.batches.chunk import Chunk
-from loader.batches.chunk_reader import ChunkReader
-from loader.batches.cuda_copy import CudaCopier, open_cuda_copier
+from loader.batches.chunk_reader import Chunk, ChunkReader
+from loader.batches.torch_use import CudaCopier, open_cuda_copier
 from loader.order.mixture import Mixture
 from loader.order.rank_batches import RankBatches, Step, Uneven
 from loader.order.row_order import DEFAULT_WINDOW_ROWS

@@ -272,7 +272,7 @@ def _bytes(quantity: str) -> float:
 def test_outputs_of_jobs_are_ignored_by_ray(tmp_path: Path) -> None:
     """`ray job submit --working-dir .` uploads the packages, and neither datasets nor exports."""
     clone = tmp_path / "clone"
-    files = ["ccnet.yaml", "pipeline/export.py", "loader/export/parquet.py"]
+    files = ["ccnet.yaml", "pipeline/export.py", "loader/export.py"]
     outputs = [
         "runs/ccnet/log.jsonl",
         "exports/ccnet/a.parquet",

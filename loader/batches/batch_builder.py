@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loader.batches.chunk import Chunk
-from loader.batches.torch_import import find_torch, import_torch
+from loader.batches.chunk_reader import Chunk
+from loader.batches.torch_use import find_torch, import_torch
 from loader.order.permutation import Int64Array
 from loader.reading.packing import (
     BoolArray,

@@ -10,20 +10,57 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader.batches.chunk import Chunk
-from loader.batches.cuda_copy import CudaCopier
+from loader.batches.torch_use import CudaCopier
+from loader.order.permutation import BoolArray
 from loader.order.rank_batches import RankBatches, Step, list_positions
 from loader.reading.dataset_files import ForkCheck
+from loader.reading.rows import StoredRows, Tokens
+from loader.retraction.tombstones import TokenRanges
 from loader.row_reader import RowReader
+
+if TYPE_CHECKING:
+    import torch
 
 # At this size, the fixed cost of a chunk is a tenth of the cost of copying its rows.
 CHUNK_BYTES = 8 * 2**20
 
 # A chunk of any size has a fixed cost of half a millisecond: few small ones are read at the start.
 CHUNK_GROWTH = 4
+
+
+@dataclass(eq=False)
+class Chunk:
+    """The rows of some steps on this rank: n rows of T + 1 tokens.
+
+    steps:       the steps, in order
+    rows:        the rows, checked but not copied
+    tokens:      (n, T + 1) copy of the rows that a thread made, or None
+    is_whole:    (n,) bool, false for damaged rows
+    num_damaged: number of damaged rows
+    marks:       (n, T) bool, document starts, or None if they were not requested
+    ignored:     tokens that must not be labels, or None; see `RowMarks`
+    on_device:   the same tokens on a CUDA device, or None
+    copied:      CUDA event after which `on_device` is valid
+    """
+
+    steps: list[Step]
+    rows: StoredRows
+    tokens: Tokens | None
+    is_whole: BoolArray
+    num_damaged: int
+    marks: BoolArray | None
+    ignored: TokenRanges | None = None
+    on_device: torch.Tensor | None = None
+    copied: Any = None
+
+    def join(self, rows: slice) -> Tokens:
+        """Return the tokens of some rows, (B, T + 1). They may share memory with the chunk."""
+        return self.rows.join(rows) if self.tokens is None else self.tokens[rows]
 
 
 class ChunkReader:

@@ -15,11 +15,9 @@ import hashlib
 import json
 import re
 from array import array
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from loader.order.permutation import Int64Array
 from loader.storage import Buffer
@@ -52,42 +50,30 @@ _ENTRY = re.compile(
 )  # fmt: skip
 
 
-class ColumnsBlock(NamedTuple):
-    """What a block holds; see `ManifestColumns`. The arrays are views of its bytes."""
-
-    digest: str
-    tokenizer: TokenizerEntry
-    totals: Mapping[str, Any]
-    shard_bytes: Int64Array
-    num_samples: Int64Array
-    num_docs: Int64Array
-    num_tokens: Int64Array
-    index_sha256: NDArray[np.uint8]
-
-
 def is_block_of(data: Buffer, digest: bytes) -> bool:
     """Whether these are the bytes that `make_block` returned for the manifest of that digest."""
     view = memoryview(data)
     return _compute_sha256(digest, view[_SHA256_BYTES:]) == bytes(view[:_SHA256_BYTES])
 
 
-def read_block(data: Buffer) -> ColumnsBlock:
-    """Return what is in the bytes that `make_block` returned."""
+def read_block(data: Buffer) -> dict[str, Any]:
+    """Return the fields of `ManifestColumns` that are in the bytes of `make_block`.
+
+    The arrays are views of the bytes.
+    """
     view = memoryview(data)
     stop = _START_BYTES + int.from_bytes(view[_SHA256_BYTES:_START_BYTES], "little")
     head = json.loads(bytes(view[_START_BYTES:stop]))
     num_shards = head["totals"]["num_shards"]
     numbers = np.frombuffer(view, np.int64, num_shards * len(COLUMNS), stop)
-    columns = dict(zip(COLUMNS, numbers.reshape(len(COLUMNS), num_shards), strict=True))
-    return ColumnsBlock(
-        head["digest"],
-        TokenizerEntry.from_json(head["tokenizer"]),
-        head["totals"],
-        index_sha256=np.frombuffer(view, np.uint8, offset=stop + numbers.nbytes).reshape(
-            -1, 32
-        ),
-        **columns,
-    )
+    digests = np.frombuffer(view, np.uint8, offset=stop + numbers.nbytes)
+    return {
+        "digest": head["digest"],
+        "tokenizer": TokenizerEntry.from_json(head["tokenizer"]),
+        "totals": head["totals"],
+        **dict(zip(COLUMNS, numbers.reshape(len(COLUMNS), num_shards), strict=True)),
+        "index_sha256": digests.reshape(-1, _SHA256_BYTES),
+    }
 
 
 def make_block(data: Buffer, where: str) -> bytes:

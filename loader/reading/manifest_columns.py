@@ -24,7 +24,6 @@ from loader.order.row_order import count_rows
 from loader.reading.columns_block import (
     BLOCK_VERSION,
     DIGEST_BYTES,
-    ColumnsBlock,
     is_block_of,
     make_block,
     read_block,
@@ -82,7 +81,7 @@ class ManifestColumns:
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> Self:
         """Convert a manifest in memory. The result has no address, so no shard can be read."""
-        return cls("", *read_block(make_block(manifest.dumps(), "manifest")))
+        return cls("", **read_block(make_block(manifest.dumps(), "manifest")))
 
     @property
     def current_digest(self) -> str:
@@ -150,12 +149,12 @@ def read_manifest_columns(
 
 def _read_manifest(folder: str, name: str, settings: ReadSettings) -> ManifestColumns:
     store = open_dataset(folder, settings)
-    columns = ManifestColumns(folder, *_read_block(store, name, settings))
+    columns = ManifestColumns(folder, **_read_block(store, name, settings))
     retractions = read_retractions(store, columns.digest, columns.num_tokens)
     return replace(columns, **retractions._asdict())
 
 
-def _read_block(store: Store, name: str, settings: ReadSettings) -> ColumnsBlock:
+def _read_block(store: Store, name: str, settings: ReadSettings) -> dict[str, Any]:
     """Read the columns of a manifest. Those of a large one are shared with other processes."""
 
     def make() -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from loader.export import export_mds, export_megatron, export_parquet, read_documents
+from loader.export import export_megatron, export_parquet, read_documents
 from loader.reading.dataset import Dataset as OpenDataset
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.storage import ReadSettings
@@ -67,46 +67,8 @@ def test_megatron_reads_the_export(dataset: Dataset, tmp_path: Path) -> None:
     assert found.document_indices.tolist() == list(range(num_docs + 1))
 
 
-def test_mosaicml_reads_the_export(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Streaming's reader gives ids and tokens from several MDS shards."""
-    mds = pytest.importorskip("streaming.base.format.mds.reader")
-    monkeypatch.setattr("loader.export.mds.MDS_SHARD_BYTES", 500)
-    num_docs = export_mds(open_reader(dataset.folder), tmp_path)
-    index = json.loads((tmp_path / "index.json").read_text())
-    assert len(index["shards"]) > 2
-    readers = [
-        mds.MDSReader.from_json(str(tmp_path), "", shard) for shard in index["shards"]
-    ]
-    samples = [reader.get_item(i) for reader in readers for i in range(reader.samples)]
-    assert [sample["tokens"].tolist() for sample in samples] == list_documents(dataset)
-    assert len({int(sample["doc_id"]) for sample in samples}) == num_docs
-
-
-def test_mds_files_follow_the_layout(dataset: Dataset, tmp_path: Path) -> None:
-    """Offsets, config and samples are at the places that the index names."""
-    num_docs = export_mds(open_reader(dataset.folder), tmp_path)
-    (shard,) = json.loads((tmp_path / "index.json").read_text())["shards"]
-    data = (tmp_path / shard["raw_data"]["basename"]).read_bytes()
-    assert shard["samples"] == num_docs == struct.unpack_from("<I", data)[0]
-    assert shard["raw_data"]["bytes"] == len(data)
-    offsets = np.frombuffer(data, "<u4", num_docs + 1, 4).tolist()
-    assert offsets[-1] == len(data)
-    assert json.loads(data[4 + 4 * (num_docs + 1) : offsets[0]])["column_names"] == [
-        "doc_id",
-        "tokens",
-    ]
-    first = data[offsets[0] : offsets[1]]
-    num_bytes, doc_id = struct.unpack_from("<IQ", first)
-    assert (num_bytes, doc_id) == (len(first) - 12, 0)
-    assert np.frombuffer(first[14:], "<u2").tolist() == list_documents(dataset)[0]
-
-
 def test_arrow_reads_the_parquet_export(dataset: Dataset, tmp_path: Path) -> None:
     """There is one file with doc_id and tokens per shard that is not empty."""
-    import pyarrow.parquet as pq
-
     num_docs = export_parquet(open_reader(dataset.folder), tmp_path / "out")
     files = sorted((tmp_path / "out").iterdir())
     assert [path.name for path in files][-1] == "train-00003-of-00004.parquet"
@@ -129,9 +91,13 @@ def test_hugging_face_reads_the_parquet_export(dataset: Dataset, tmp_path: Path)
 
 
 def test_tokens_of_a_large_vocabulary_keep_their_values(make: Make, tmp_path: Path) -> None:
-    """They become int32 for Megatron and uint32 in the other formats."""
+    """They become int32 for Megatron and stay uint32 in Parquet."""
     made = make([[40, 3]], vocab_size=200_000)
     export_megatron(open_reader(made.folder), tmp_path / "web")
     assert np.fromfile(tmp_path / "web.bin", "<i4").tolist() == made.tokens[0].tolist()
-    export_mds(open_reader(made.folder), tmp_path / "mds")
-    assert '"ndarray:uint32"' in (tmp_path / "mds" / "index.json").read_text()
+    export_parquet(open_reader(made.folder), tmp_path / "parquet")
+    (path,) = (tmp_path / "parquet").iterdir()
+    assert pq.read_table(path)["tokens"].to_pylist() == [
+        made.tokens[0].tolist()[:40],
+        made.tokens[0].tolist()[40:],
+    ]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader import Mixture, TokenDataset, TokenLoader
-from loader.export.documents import read_documents
+from loader.export import read_documents
 from loader.reading.dataset import Dataset as OpenDataset
 from loader.reading.manifest_columns import read_manifest_columns
 from loader.retraction.tombstones import Tombstones

@@ -1,18 +1,47 @@
-"""Copy tokens to a CUDA device from pinned memory, on a separate CUDA stream."""
+"""The use of torch: it is imported when tensors are made, and tokens are copied to a CUDA device."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from loader.batches.torch_import import import_torch
 from loader.reading.rows import Tokens
 
 if TYPE_CHECKING:
     import torch
 
 
+def import_torch(reason: str) -> Any:
+    """Return the torch module.
+
+    Args:
+        reason: the feature that needs torch, for the error message.
+
+    Raises:
+        ImportError: torch is not installed.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise ImportError(
+            f"{reason} needs torch, which is not installed; run pip install 'corpusmill[train]', "
+            f"or use TokenLoader with tokens='stored', which gives numpy arrays without torch"
+        ) from error
+
+
+def find_torch() -> Any:
+    """Return the torch module, or None if it is not installed."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
 class CudaCopier:
-    """Copies tokens to one CUDA device. They are widened there, to transfer fewer bytes."""
+    """Copies tokens to one CUDA device, from pinned memory on a separate CUDA stream.
+
+    They are widened there, to transfer fewer bytes.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._torch = import_torch("device='cuda'")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loader.batches.cuda_copy import CudaCopier
+from loader.batches.torch_use import CudaCopier
 
 
 class Cuda:
