@@ -10,7 +10,8 @@ supervisor of `run`, or Ray, then starts a new process, and the task is repeated
     with watchdog.watch(request, first, last):
         ...                                    # a call that may not return
 
-This file also is the program of the second process. It imports only the standard library.
+This file also is the program of the second process. Until it writes a note, that one imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import mmap
 import os
 import select
 import signal
+import site
 import struct
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Generator
 from pathlib import Path
 
@@ -64,8 +67,7 @@ class Watchdog:
         """Limit the CPU time of the block.
 
         Args:
-            request: for `pipeline.runs.slow_documents`, if the block takes too long: a JSON
-                object without `cpu_s` and without `first` and `last` of `note`.
+            request: how to write a note if the block takes too long; see `_write_note`.
             first: the smallest doc_id.
             last: the largest doc_id.
         """
@@ -152,19 +154,26 @@ def _watch_process(pid: int, descriptor: int, limit_s: int) -> None:
 def _write_note(step: bytes, cpu_s: float) -> bool:
     """Write the note about a step; return whether it is written.
 
-    A third process writes it, because it may need the client of an object store.
+    The request of the step has `phase`, the address of the folder; `storage`, the fields of
+    StorageSettings; `task_id`; and `note`, the fields of SlowDocuments besides the documents.
     """
     _, first, last, num_bytes = _HEAD.unpack_from(step)
     request = json.loads(step[_HEAD.size : _HEAD.size + num_bytes])
-    request["note"].update(first=first, last=last)
-    request["cpu_s"] = cpu_s
-    paths = [str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline.runs.slow_documents", json.dumps(request)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        check=False,
-    )
-    return done.returncode == 0
+    # It may need the client of an object store, and the process was started without packages.
+    paths = [str(_REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:0] = filter(None, paths)
+    site.main()
+    try:
+        from pipeline.runs.slow_documents import SlowDocuments, write_note
+        from storage import StorageSettings, open_store
+
+        phase = open_store(request["phase"], StorageSettings(**request["storage"]))
+        note = SlowDocuments(first=first, last=last, **request["note"])
+        write_note(phase, request["task_id"], note, cpu_s)
+    except Exception:  # noqa: BLE001 - the stopped process must not stay stopped
+        traceback.print_exc()
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -5,20 +5,15 @@ several documents makes the next try process them one by one. The name of a note
 all of it, so that one listing reads the notes of a task:
 
     <phase>/too_slow/<task_id>.<step>.<first>-<last>.<limit_s>s
-
-`python -m pipeline.runs.slow_documents JSON` writes a note for a process that cannot.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from storage import StorageSettings, Store, open_store
+from storage import Store
 
 _FOLDER = "too_slow"
 _NAME = re.compile(r"([^.]+)\.([a-z_]+)\.([0-9]+)-([0-9]+)\.([0-9]+)s")
@@ -68,19 +63,3 @@ def read_notes(phase: Store, task_id: str, limit_s: int) -> list[SlowDocuments]:
             note = SlowDocuments(found[2], int(found[3]), int(found[4]), int(found[5]))
             notes.append(note)
     return sorted(notes, key=lambda note: (note.step, note.first, note.last))
-
-
-def _main(request: Mapping[str, Any]) -> None:
-    """Write a note.
-
-    Args:
-        request: `phase`, the address of the folder; `storage`, the fields of StorageSettings;
-            `task_id`; `note`, the fields of SlowDocuments; `cpu_s`.
-    """
-    phase = open_store(request["phase"], StorageSettings(**request["storage"]))
-    note = SlowDocuments(**request["note"])
-    write_note(phase, request["task_id"], note, request["cpu_s"])
-
-
-if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))

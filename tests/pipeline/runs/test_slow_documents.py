@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.runs.slow_documents import SlowDocuments, read_notes, write_note
-from storage import StorageSettings, open_store
-from tests.conftest import REPOSITORY
+from storage import open_store
 
 NOTE = SlowDocuments("language", 4 << 32, 4 << 32 | 9, 300)
 
@@ -31,19 +26,3 @@ def test_a_larger_limit_makes_a_note_void(tmp_path: Path) -> None:
     write_note(phase, "a", NOTE, 301.0)
     assert read_notes(phase, "a", 301) == []
     assert read_notes(phase, "a", 299) == [NOTE]
-
-
-def test_another_process_writes_a_note(tmp_path: Path) -> None:
-    """The command line of the module takes the note as JSON."""
-    request = {
-        "phase": str(tmp_path),
-        "storage": asdict(StorageSettings()),
-        "task_id": "a",
-        "note": asdict(NOTE),
-        "cpu_s": 301.0,
-    }
-    module = "pipeline.runs.slow_documents"
-    subprocess.run(
-        [sys.executable, "-m", module, json.dumps(request)], cwd=REPOSITORY, check=True
-    )
-    assert read_notes(open_store(str(tmp_path)), "a", 300) == [NOTE]
