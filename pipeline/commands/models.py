@@ -95,8 +95,7 @@ def train_lm(
     from pipeline.models import lm_training
     from pipeline.models.corpus import read_texts
 
-    settings = lm_training.LmSettings(vocab_size=vocab_size)
-    record = lm_training.train_lm(read_texts(text), lang, out, settings)
+    record = lm_training.train_lm(read_texts(text), lang, out, vocab_size)
     head, middle = (record["cutoffs"][percent] for percent in ("30", "60"))
     message = (
         f"{out}: on held-out texts head ends at {head}, middle at {middle}\n"

@@ -10,14 +10,13 @@ with the same function, `stages.filters.language_model.normalize_for_lm`.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,13 @@ from pipeline.models.corpus import (
     list_versions,
     write_model,
 )
-from pipeline.models.kenlm_build import estimate_lm, kenlm_tools, lmplz_version
+from pipeline.models.kenlm_build import (
+    ORDER,
+    STRUCTURE,
+    estimate_lm,
+    kenlm_tools,
+    lmplz_version,
+)
 from stages.filters import language_model
 from terminal_output import format_count
 
@@ -48,37 +53,17 @@ _MORE_PIECES_THAN_CHARS = 256
 # It is therefore fixed, regardless of the number of cores.
 NUM_THREADS = 16
 
-# Memory of lmplz for sorting, in its notation. It changes the speed, not the result.
-SORT_MEMORY = "1G"
+# Of the documents, for the cutoffs. CCNet used documents of the crawl.
+HELD_OUT_SHARE = 0.1
 
 _PERCENTILES = range(1, 100)
-
-
-@dataclass(frozen=True)
-class LmSettings:
-    """The settings that decide the bytes of a language model.
-
-    Attributes:
-        vocab_size: largest number of pieces; None: by the size of the texts, MAX_PIECES at most.
-        order: pieces per n-gram.
-        structure: of the binary file; trie has half the size and 45 % of the speed.
-        held_out_share: 0..1, of the documents, for the cutoffs (CCNet used documents of the crawl).
-    """
-
-    vocab_size: int | None = None
-    order: int = 5
-    structure: Literal["probing", "trie"] = "probing"
-    held_out_share: float = 0.1
-
-
-DEFAULT_SETTINGS = LmSettings()
 
 
 def train_lm(
     texts: Iterable[str],
     language: str,
     out: Path,
-    settings: LmSettings = DEFAULT_SETTINGS,
+    vocab_size: int | None = None,
     *,
     kenlm: tuple[Path, Path] | None = None,
 ) -> dict[str, Any]:
@@ -91,7 +76,7 @@ def train_lm(
         texts: documents: the openings of Wikipedia articles, as in CCNet, or other reference text.
         language: the code in the names of the files.
         out: folder to write; created if needed. It is complete when it has `record.json`.
-        settings: size and form of the model.
+        vocab_size: largest number of pieces; None: by the size of the texts, MAX_PIECES at most.
         kenlm: paths of lmplz and build_binary; default: `kenlm_tools()`.
 
     Returns:
@@ -105,7 +90,7 @@ def train_lm(
     return write_model(
         out,
         _name_files(language),
-        lambda scratch: _train_into(scratch, texts, language, settings, tools),
+        lambda scratch: _train_into(scratch, texts, language, vocab_size, tools),
     )
 
 
@@ -113,7 +98,7 @@ def _train_into(
     scratch: Path,
     texts: Iterable[str],
     language: str,
-    settings: LmSettings,
+    vocab_size: int | None,
     tools: tuple[Path, Path],
 ) -> dict[str, Any]:
     """Write the files of the model into `scratch`.
@@ -123,25 +108,23 @@ def _train_into(
         `cutoffs` has the percentiles "1" to "99" of the held-out documents' perplexity.
     """
     pieces_file, lm_file = map(scratch.joinpath, _name_files(language))
-    corpus = _split_corpus(texts, scratch, settings.held_out_share)
+    corpus = _split_corpus(texts, scratch)
     corpus.require_enough(language)
 
     log.info("%s: learning pieces from %.1f M characters", language, corpus.num_chars / 1e6)
-    vocab_size = settings.vocab_size or corpus.choose_vocab_size()
-    num_pieces = _train_pieces(corpus, pieces_file, vocab_size)
-
-    order = settings.order
-    log.info(
-        "%s: training a %d-gram model over %s pieces", language, order, f"{num_pieces:,}"
+    num_pieces = _train_pieces(
+        corpus, pieces_file, vocab_size or corpus.choose_vocab_size()
     )
+
+    log.info("%s: training an n-gram model over %s pieces", language, f"{num_pieces:,}")
     encoded_file = scratch / "pieces"
     _encode_pieces(corpus.train_file, pieces_file, encoded_file)
-    estimate_lm(tools, encoded_file, lm_file, order, settings.structure, SORT_MEMORY)
+    estimate_lm(tools, encoded_file, lm_file)
 
     return {
         "kind": "lm",
         "language": language,
-        "settings": dataclasses.asdict(settings),
+        "settings": describe_settings(vocab_size),
         "texts": corpus.texts,
         "num_pieces": num_pieces,
         "num_train_docs": corpus.num_train_docs,
@@ -154,6 +137,16 @@ def _train_into(
 def _name_files(language: str) -> tuple[str, str]:
     """Return the names of the SentencePiece and of the KenLM model, as in CCNet."""
     return f"{language}.sp.model", f"{language}.arpa.bin"
+
+
+def describe_settings(vocab_size: int | None = None) -> dict[str, Any]:
+    """Return the settings that decide the bytes of a language model."""
+    return {
+        "vocab_size": vocab_size,
+        "order": ORDER,
+        "structure": STRUCTURE,
+        "held_out_share": HELD_OUT_SHARE,
+    }
 
 
 def list_lm_versions() -> dict[str, str]:
@@ -189,7 +182,7 @@ class _Corpus:
             )
 
 
-def _split_corpus(texts: Iterable[str], scratch: Path, held_out_share: float) -> _Corpus:
+def _split_corpus(texts: Iterable[str], scratch: Path) -> _Corpus:
     train_file, held_out_file = scratch / "train.txt", scratch / "held-out.jsonl"
     digest, distinct_chars = TextDigest(), set[str]()
     num_train_docs = num_held_out_docs = num_chars = 0
@@ -201,7 +194,7 @@ def _split_corpus(texts: Iterable[str], scratch: Path, held_out_share: float) ->
             line = language_model.normalize_for_lm(text)
             if not line:
                 continue
-            if is_held_out(text, held_out_share):
+            if is_held_out(text, HELD_OUT_SHARE):
                 num_held_out_docs += 1
                 held_out.write(json.dumps(text) + "\n")
             else:

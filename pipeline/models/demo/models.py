@@ -18,13 +18,11 @@ from pipeline.models.classifier_training import ReferenceSettings, train_referen
 from pipeline.models.corpus import list_versions
 from pipeline.models.demo import texts as demo_texts
 from pipeline.models.kenlm_build import KENLM_TOOLS, kenlm_tools
-from pipeline.models.lm_training import LmSettings, list_lm_versions, train_lm
+from pipeline.models.lm_training import describe_settings, list_lm_versions, train_lm
 from pipeline.models.published import CC_BY_SA_4, PUBLISHED
 from stages.filters import classifiers, perplexity
 
 log = logging.getLogger(__name__)
-
-_LM = LmSettings()
 
 # With so little text, 5 epochs gave Spanish a precision of 0.53, 20 gave 0.79. 16 dimensions are
 # enough for two classes, and give a model of 2 MB instead of 10.
@@ -36,7 +34,7 @@ _CRAWL_LIKE_SEED = 0
 def _identify_lm(language: str) -> dict[str, Any]:
     """Return what decides the bytes: texts, settings, normalization and versions."""
     return {
-        "recipe": ["demo-lm", language, dataclasses.asdict(_LM), demo_texts.VERSION],
+        "recipe": ["demo-lm", language, describe_settings(), demo_texts.VERSION],
         "texts": Entry(_find_summaries(language)).find_known_digest(),
         "normalisation": perplexity.Perplexity.version,
         "versions": list_lm_versions(),
@@ -47,7 +45,7 @@ def _train_lm(language: str, folder: Path, offline: bool) -> None:
     """Train on Wikipedia summaries, about ten seconds. No page of the sample crawl is made of them."""
     obtain(_find_summaries(language), offline=offline)
     texts = _read_summaries(language, "lm")
-    train_lm(texts, language, folder, _LM, kenlm=kenlm_tools(offline=offline))
+    train_lm(texts, language, folder, kenlm=kenlm_tools(offline=offline))
 
 
 def _identify_reference(language: str) -> dict[str, Any]:

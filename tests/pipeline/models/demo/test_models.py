@@ -27,8 +27,7 @@ def test_equal_settings_have_one_folder_per_language() -> None:
 @pytest.mark.parametrize(
     ("settings", "changed", "kind"),
     [
-        ("_LM", replace(demo_models._LM, order=4), "demo-lm"),
-        ("_LM", replace(demo_models._LM, structure="trie"), "demo-lm"),
+        ("describe_settings", lambda: {"order": 4}, "demo-lm"),
         ("_REFERENCE", replace(demo_models._REFERENCE, num_epochs=7), "demo-reference"),
     ],
 )
