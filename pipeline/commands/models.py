@@ -31,7 +31,7 @@ def list_models() -> None:
     Also shows which of them are in the cache of this machine.
     """
     from pipeline.models import registry
-    from pipeline.reporting.tables import make_table
+    from pipeline.reporting.tables import Table, print_tables
 
     rows = [
         (asset.name, registry.status(asset.name), asset.licence, asset.description)
@@ -42,7 +42,7 @@ def list_models() -> None:
     cache = registry.cache_folder()
 
     def show() -> None:
-        console.print(make_table("", columns, rows))
+        print_tables([Table("", columns, rows)], console)
         console.print(
             f"\nThe cache is {cache}; set $CORPUSMILL_CACHE to use another folder."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +24,6 @@ from terminal_output import format_count
 if TYPE_CHECKING:
     from pipeline.reporting.diff import RunDiff
     from pipeline.reporting.report import Report
-    from pipeline.reporting.report.page import Section
     from pipeline.runs.run_folder import RunFolder
 
 
@@ -141,16 +139,10 @@ def write_report(run: RunFolder, compared: RunDiff | None = None) -> Report:
     if "documents.parquet" in list_removed(run.folder("annotate").root):
         console.print("report.html and report.json stay as they were before `clean`")
         return report
-    page = make_report_page(run, report, _list_sections(compared) if compared else ())
+    page = make_report_page(run, report, compared)
     run.run_dir.put("report.html", page.encode())
     run.run_dir.put("report.json", to_json(report, _to_value(compared)).encode())
     return report
-
-
-def _list_sections(compared: RunDiff) -> Iterable[Section]:
-    from pipeline.reporting.diff import list_diff_sections
-
-    return list_diff_sections(compared)
 
 
 def _to_value(compared: RunDiff | None) -> dict[str, Any] | None:
@@ -177,18 +169,13 @@ def diff(
     Compares configs, versions, the decision on each document, tokens, scores and domains. The runs
     may have read the same files or others.
     """
-    from pipeline.reporting.diff import (
-        compare_runs,
-        list_diff_sections,
-        print_diff,
-        to_json,
-    )
-    from pipeline.reporting.report.page import make_page
+    from pipeline.reporting.diff import compare_runs, print_diff, to_json
+    from pipeline.reporting.report.page import make_diff_page
     from pipeline.runs.run_folder import RunFolder
 
     found = compare_runs(RunFolder.open(before), RunFolder.open(after))
     if html:
-        page = make_page(f"{before} and {after}", [], list_diff_sections(found))
+        page = make_diff_page(f"{before} and {after}", found)
         html.write_text(page, encoding="utf-8")
     answer(to_json(found), lambda: print_diff(found, console))
     if exit_code and found.num_changed:

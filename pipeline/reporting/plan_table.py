@@ -11,7 +11,7 @@ from pipeline.phases.histograms import Percentiles
 from pipeline.phases.phase import Phase
 from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
-from pipeline.reporting.tables import make_table
+from pipeline.reporting.tables import Table, print_tables
 from stages.filters.language import HIGHEST_MIN_SCORE, LOWEST_MIN_SCORE
 from stages.filters.quality.rules import RULES, describe_exemptions
 from stages.histograms import RunLimit
@@ -40,7 +40,8 @@ def print_plan(plan: RunPlan, console: SafeConsole) -> None:
         rows.append(
             (phase.name, stages, fingerprint, tasks, _describe_progress(plan, phase))
         )
-    console.print(make_table("", ("phase", "stages", "fingerprint", "tasks", "done"), rows))
+    columns = ("phase", "stages", "fingerprint", "tasks", "done")
+    print_tables([Table("", columns, rows)], console)
     notes = (_describe_score(plan), _describe_cuts(plan), _describe_rules_off(plan))
     for line in itertools.chain(*notes):
         console.print(line)

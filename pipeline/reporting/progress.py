@@ -16,7 +16,7 @@ from pipeline.execution.engine import (
     PhaseStarted,
     TaskFinished,
 )
-from pipeline.reporting.rates import format_duration, format_rate
+from pipeline.reporting.tables import format_duration, format_rate
 from terminal_output import format_count
 from terminal_output.console import SafeConsole
 

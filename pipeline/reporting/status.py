@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
-from pipeline.reporting.rates import format_duration, format_rate
 from pipeline.reporting.report.summary import take_family, take_largest
-from pipeline.reporting.tables import make_table
+from pipeline.reporting.tables import Table, format_duration, format_rate, print_tables
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.run_lock import identify_machine
 from stages.counters import Counters
@@ -200,7 +199,7 @@ def print_status(status: Status, console: SafeConsole) -> None:
     """Print a table of the phases, the quarantine and the failures."""
     console.print(_describe_state(status))
     rows = [_make_row(phase) for phase in status.phases]
-    console.print(make_table("", ("phase", "state", "done", "rate", "left"), rows))
+    print_tables([Table("", ("phase", "state", "done", "rate", "left"), rows)], console)
     console.print(f"\n{_describe_quarantine(status)}")
     if status.lost_files:
         names = [name for name, _ in take_largest(status.lost_files)]

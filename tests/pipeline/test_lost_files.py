@@ -86,7 +86,7 @@ def test_lost_files_are_shown(
     print_report(report, console)
     print_status(read_status(RunFolder.open(report.run_dir), now=0.0), console)
     shown = capsys.readouterr().out
-    assert "Files without a readable record: 16.67% of 6" in shown
+    assert "Input files without a readable record: 16.67% of 6" in shown
     assert "files without a readable record: c.warc.wet.gz" in shown
     assert "Input files without a readable record" in to_html(report)
 

@@ -18,11 +18,11 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import compute_order_keys
+from pipeline.reporting.changes import Amount, CutChange, compare_cuts
 from pipeline.reporting.diff.distributions import Distributions, compare_distributions
 from pipeline.reporting.diff.pairing import ABSENT, pair_documents, pair_splits
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.trace import KEPT
-from pipeline.reporting.preview.comparison import Amount, CutChange, compare_cuts
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 NUM_EXAMPLES = 3

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.tokenize import TokenizeDocuments, compute_order_keys
+from pipeline.reporting.changes import Amount, CutChange
 from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.reporting.kept_documents import read_num_tokens
 from pipeline.runs.run_folder import RunFolder, RunSplit
-from stages.histograms import RunLimit
 from stages.mixing.mix import NUM_COPIES, QUALITY_BIN
 
 NUM_EXAMPLES = 10
@@ -27,22 +27,6 @@ EXCERPT_CHARS = 100
 
 GROUP_KEYS = ["language", "before", "after", "bin_before", "bin_after"]
 SUMS = ["num_chars", "num_tokens", "tokens_before", "tokens_after", "chars_after"]
-
-
-@dataclass(frozen=True)
-class Amount:
-    """A number of documents, with their characters, and the tokens of all their copies."""
-
-    num_docs: int = 0
-    num_chars: int = 0
-    num_tokens: int = 0
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(
-            self.num_docs + other.num_docs,
-            self.num_chars + other.num_chars,
-            self.num_tokens + other.num_tokens,
-        )
 
 
 @dataclass(frozen=True)
@@ -57,16 +41,6 @@ class Example:
     limit: float | None
     detail: str | None
     text: str  # its first EXCERPT_CHARS characters
-
-
-@dataclass(frozen=True)
-class CutChange:
-    """A limit of one language before and after; None: the setting gives none there."""
-
-    setting: str
-    language: str
-    before: float | None
-    after: float | None
 
 
 @dataclass(frozen=True)
@@ -285,17 +259,6 @@ class Comparison:
             detail=decision["detail"],
             text=row["text"][:EXCERPT_CHARS] if row else "",
         )
-
-
-def compare_cuts(
-    before: Iterable[RunLimit], after: Iterable[RunLimit]
-) -> tuple[CutChange, ...]:
-    """Return the limits of each setting and language, in the order of `after`, then of `before`."""
-    old = {(cut.setting, cut.language): cut.limit for cut in before}
-    new = {(cut.setting, cut.language): cut.limit for cut in after}
-    return tuple(
-        CutChange(*key, old.get(key), new.get(key)) for key in dict.fromkeys([*new, *old])
-    )
 
 
 def _make_amount(sums: Counter[str], num_tokens: int) -> Amount:

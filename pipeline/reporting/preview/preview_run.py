@@ -27,8 +27,9 @@ from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.planning.plan import plan_splits
 from pipeline.planning.recorded_plan import load_plan
+from pipeline.reporting.changes import compare_cuts
 from pipeline.reporting.explain.trace import KEPT
-from pipeline.reporting.preview.comparison import Comparison, Preview, compare_cuts
+from pipeline.reporting.preview.comparison import Comparison, Preview
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
 from pipeline.runs.split_output import DECISIONS, read_table

@@ -13,7 +13,7 @@ from pipeline.reporting.report.summary import (
     make_report,
     to_json,
 )
-from pipeline.reporting.report.terminal import print_report
+from pipeline.reporting.report.tables import print_report
 
 __all__ = [
     "Report",

@@ -1,7 +1,7 @@
 """The report of a run as one HTML page, without scripts, fonts or other files.
 
 A crawl is written by strangers. So all texts are escaped, and the page has a policy that lets the
-browser apply its one style sheet and load nothing.
+browser apply its one style sheet and load nothing. page.html is the template.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
-from pipeline.reporting.report.bars import Section, list_first_bars, list_last_bars
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.reporting.diff import tables as diff_tables
+from pipeline.reporting.diff.comparison import RunDiff
+from pipeline.reporting.explain.text import format_values
 from pipeline.reporting.report.details import Details, read_details
-from pipeline.reporting.report.document_sections import (
-    list_document_sections,
-    list_provenance_sections,
-)
-from pipeline.reporting.report.elements import element, write_element
+from pipeline.reporting.report.histogram import draw_histogram
 from pipeline.reporting.report.provenance import Provenance, read_provenance
-from pipeline.reporting.report.summary import Report
+from pipeline.reporting.report.summary import Report, describe_reason
+from pipeline.reporting.report.tables import list_document_tables, list_other_tables
+from pipeline.reporting.tables import NUMBER_COLUMNS, Table, format_duration
 from pipeline.runs.run_folder import RunFolder
-from terminal_output import format_count
+from terminal_output import escape, format_count
 
 POLICY = (
     "default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -31,7 +34,7 @@ POLICY = (
 
 
 def make_report_page(
-    run: RunFolder, report: Report, comparison: Iterable[Section] = ()
+    run: RunFolder, report: Report, comparison: RunDiff | None = None
 ) -> str:
     """Return the page of a run, with all that is known about it."""
     return to_html(report, read_details(run), read_provenance(run), comparison)
@@ -41,7 +44,7 @@ def to_html(
     report: Report,
     details: Details | None = None,
     provenance: Provenance | None = None,
-    comparison: Iterable[Section] = (),
+    comparison: RunDiff | None = None,
 ) -> str:
     """Return the page.
 
@@ -49,90 +52,98 @@ def to_html(
         report: the numbers.
         details: scores, domains, samples and clusters.
         provenance: models, versions and config.
-        comparison: sections about another run, which are shown first.
+        comparison: with another run, which is shown first.
     """
     headline = (
         f"{format_count(report.num_tokens, 'token')} in "
         f"{format_count(report.num_shards, 'shard')}, "
         f"from {format_count(report.num_docs_read, 'document')}"
     )
-    sections = [*comparison, *_list_sections(report, details or Details(), provenance)]
-    return make_page(report.run_dir, [headline, *_describe_time(provenance)], sections)
-
-
-def make_page(title: str, lines: Iterable[str], sections: Iterable[Section]) -> str:
-    """Return a page with the sections that have content, and links to them."""
-    shown = [section for section in sections if section.content]
-    links = [
-        element("li", {}, element("a", {"href": f"#{_name(one)}"}, one.title))
-        for one in shown
-    ]
-    body = element(
-        "body",
-        {"class": "report"},
-        element(
-            "main",
-            {},
-            element("h1", {}, title),
-            [element("p", {}, line) for line in lines],
-            element("nav", {"aria-label": "Sections"}, element("ul", {}, links)),
-            [_make_section(section) for section in shown],
-        ),
+    lines = [headline]
+    times = Table("", (), ())
+    models = Table("", (), ())
+    if provenance is not None:
+        if provenance.started is not None:
+            lines.append(f"Run from {provenance.started} to {provenance.ended}")
+        rows = [(name, format_duration(value)) for name, value in provenance.wall_s.items()]
+        bars = list(provenance.wall_s.values())
+        title = "Time from start to end, by phase"
+        times = Table(title, ("phase", "time"), rows, bars)
+        rows = [
+            (m.name, m.version, m.licence, ", ".join(m.phases)) for m in provenance.models
+        ]
+        columns = ("model or list", "version", "licence", "used by")
+        models = Table("Models and lists", columns, rows)
+    details = details or Details()
+    return _render(
+        report.run_dir,
+        lines,
+        comparison,
+        document_tables=list_document_tables(report),
+        details=details,
+        domains_table=_make_domains_table(details),
+        other_tables=[*list_other_tables(report), times],
+        provenance=provenance,
+        models_table=models,
     )
-    html = element("html", {"lang": "en"}, _make_head(title), body)
-    return f"<!doctype html>\n{write_element(html)}\n"
 
 
-def _list_sections(
-    report: Report, details: Details, provenance: Provenance | None
-) -> Iterator[Section]:
-    yield from list_first_bars(report)
-    yield from list_document_sections(details)
-    yield from list_last_bars(report, provenance.wall_s if provenance else {})
-    if provenance:
-        yield from list_provenance_sections(provenance)
+def make_diff_page(title: str, comparison: RunDiff) -> str:
+    """Return a page that compares two runs."""
+    return _render(title, [], comparison)
 
 
-def _describe_time(provenance: Provenance | None) -> list[str]:
-    if provenance is None or provenance.started is None:
-        return []
-    return [f"Run from {provenance.started} to {provenance.ended}"]
-
-
-def _make_section(section: Section) -> ET.Element:
-    heading = element("h2", {"id": _name(section)}, section.title)
-    return element("section", {}, heading, section.content)
-
-
-def _name(section: Section) -> str:
-    """Return the name of a section in addresses."""
-    return re.sub("[^a-z0-9]+", "-", section.title.lower()).strip("-")
-
-
-def _make_head(title: str) -> ET.Element:
-    style = _read_style()
+def _render(
+    title: str, lines: Sequence[str], comparison: RunDiff | None, **report: Any
+) -> str:
+    # A text that is no markup shows control, invisible and reordering characters as codes.
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: escape(value) if type(value) is str else value,
+    )
+    folder = resources.files("pipeline.reporting")
+    style = "\n".join(
+        folder.joinpath(path).read_text(encoding="utf-8")
+        for path in ("browse/assets/style.css", "report/report.css")
+    )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = POLICY.format(digest=digest)
-    made = element("style", {})
-    made.text = style  # not escaped in HTML: it must come from our own files only
-    return element(
-        "head",
-        {},
-        element("meta", {"charset": "utf-8"}),
-        element("meta", {"http-equiv": "Content-Security-Policy", "content": policy}),
-        element(
-            "meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}
-        ),
-        element("meta", {"name": "color-scheme", "content": "light dark"}),
-        element("title", {}, title),
-        made,
+    template = folder.joinpath("report/page.html").read_text(encoding="utf-8")
+    page = environment.from_string(template).render(
+        # What the template calls.
+        anchor=_make_anchor,
+        count=format_count,
+        describe_reason=describe_reason,
+        diff=diff_tables,
+        draw_histogram=draw_histogram,
+        format_values=format_values,
+        # What it shows.
+        numbers=NUMBER_COLUMNS,
+        title=title,
+        lines=lines,
+        policy=POLICY.format(digest=digest),
+        style=Markup(style),  # noqa: S704 - from our own files only
+        comparison=comparison,
+        is_report=bool(report),
+        **report,
     )
+    return f"{page.strip()}\n"
 
 
-def _read_style() -> str:
-    """Return the style sheet of `browse`, and what the page adds to it."""
-    reporting = resources.files("pipeline.reporting")
-    return "\n".join(
-        reporting.joinpath(*path).read_text(encoding="utf-8")
-        for path in (("browse", "assets", "style.css"), ("report", "report.css"))
-    )
+def _make_domains_table(details: Details) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for domain in details.domains:
+        num_docs, num_kept = domain["num_docs"], domain["num_kept"]
+        reasons = [f"{lost['reason']} {lost['num_docs']:,}" for lost in domain["reasons"]]
+        numbers = (f"{num_docs:,}", f"{num_kept:,}", f"{num_kept / num_docs:.1%}")
+        rows.append((domain["name"] or "(no domain)", *numbers, ", ".join(reasons)))
+    title = f"Domains with most documents, of {details.num_domains:,}"
+    columns = ("domain", "read", "kept", "share", "lost mostly to")
+    return Table(title, columns, rows)
+
+
+def _make_anchor(title: str) -> str:
+    """Return the name of a section in addresses."""
+    return re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")

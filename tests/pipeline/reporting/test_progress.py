@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.execution.engine import PhaseFinished, PhaseStarted, TaskFinished
 from pipeline.reporting.progress import PRIOR_S, PhaseProgress, RunProgress, TimeLeft
-from pipeline.reporting.rates import format_duration, format_rate
+from pipeline.reporting.tables import format_duration, format_rate
 from stages.counters import Counters
 from terminal_output.console import SafeConsole
 

@@ -16,7 +16,6 @@ import pytest
 from pipeline.reporting.diff import (
     RunDiff,
     compare_runs,
-    list_diff_sections,
     pairing,
     print_diff,
     to_json,
@@ -28,7 +27,7 @@ from pipeline.reporting.diff.pairing import (
     pair_splits,
 )
 from pipeline.reporting.report import make_report
-from pipeline.reporting.report.page import make_page
+from pipeline.reporting.report.page import make_diff_page
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from terminal_output.console import SafeConsole
 from tests.pipeline.command_process import run_command
@@ -209,9 +208,7 @@ def test_a_run_does_not_differ_from_itself(runs: Runs) -> None:
     assert found.distributions.domains == ()
     assert {score.moved_share for score in found.distributions.scores} == {0.0}
     assert "No document has another decision." in print_text(found)
-    assert "No document has another decision." in make_page(
-        "same", [], list_diff_sections(found)
-    )
+    assert "No document has another decision." in make_diff_page("same", found)
 
 
 def test_the_text_shows_causes_and_transitions(found: RunDiff) -> None:
@@ -245,7 +242,7 @@ def test_the_page_fits_into_a_narrow_window(
 ) -> None:
     """Examples are text; nothing is loaded, and no policy is violated."""
     path = tmp_path / "diff.html"
-    path.write_text(make_page("a and b", [], list_diff_sections(found)), encoding="utf-8")
+    path.write_text(make_diff_page("a and b", found), encoding="utf-8")
     context = browser.new_context(viewport={"width": 400, "height": 800})
     page = context.new_page()
     logged: list[str] = []

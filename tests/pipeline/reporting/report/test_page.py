@@ -93,7 +93,7 @@ def test_nothing_is_cut_off(page: Any) -> None:
     open_folds(page)
     width = page.viewport_size["width"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for selector in (".bar svg", ".bar .label", ".histogram svg", ".url"):
+    for selector in (".bar svg", ".histogram svg", ".url"):
         edges = read_width(page, selector)
         assert edges
         assert max(edges) <= width
@@ -101,14 +101,18 @@ def test_nothing_is_cut_off(page: Any) -> None:
 
 def test_bars_are_as_long_as_their_numbers(page: Any) -> None:
     """The style sheet is applied, although the policy allows no other one."""
-    bars = page.query_selector_all("#what-is-left-after-each-step ~ .bar")
+    rows = page.query_selector_all("#what-is-left-after-each-step ~ div tbody tr")[:-1]
     numbers: list[int] = []
     widths: list[float] = []
-    for bar in bars:
-        label = bar.query_selector(".label").inner_text()
-        numbers.append(int(label.split()[0].replace(",", "")))
-        widths.append(bar.query_selector("rect").bounding_box()["width"])
-    assert len(bars) > 3
+    for row in rows:
+        number = row.query_selector(".number").inner_text()
+        numbers.append(int(number.replace(",", "")))
+        box = row.query_selector("rect").bounding_box()
+        widths.append(box["width"] if box else 0.0)
+    assert len(rows) > 3
+    if page.viewport_size["width"] == 400:  # a narrow window has no room for bars
+        assert widths == [0.0] * len(rows)
+        return
     expected = [widths[0] * number / numbers[0] for number in numbers]
     assert widths == pytest.approx(expected, abs=1)
 

@@ -259,7 +259,7 @@ def test_terminal_shows_every_table(mixed: RunFolder) -> None:
     ):
         assert title in out.getvalue()
     assert re.search(
-        r"language\.not_wanted +2 +The most likely language is not in the list to keep",
+        r"language\.not_wanted +2 +[\d.]+% +The most likely language is not in the list to keep",
         out.getvalue(),
     )
 
@@ -275,7 +275,7 @@ def test_only_error_reasons_are_explained_as_errors(mixed: RunFolder) -> None:
     for text in (out.getvalue(), parsed(report).text):
         assert "2 more" in text
         assert text.count(error) == 1
-        assert re.search(rf"length\.error_value\s*(200\s*)?{error}", text)
+        assert re.search(rf"length\.error_value\s*200\s*[\d.]+%\s*{error}", text)
 
 
 def test_report_covers_the_complete_phases(small: Small) -> None:
