@@ -26,6 +26,7 @@ from pipeline.phases.phase import plan_stages
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.split_output import SplitWriter, read_row_groups
+from stages.counters import Counters
 from stages.histograms import name_languages
 from stages.mixing.mix import label_bins
 from stages.transform.tokenize import Tokenize
@@ -66,20 +67,30 @@ class MixPercentiles(HistogramPhase):
         step = math.ceil(len(self.plan.splits) / SAMPLE_SPLITS)
         return self.split_number(task_id) % step == 0
 
-    def count_tokens(self, task_id: str, sample: pa.Table) -> pa.Table:
-        """Return the documents of a sample that have tokens, with their number.
+    def count_tokens(self, task_id: str, sample: pa.Table) -> Counters:
+        """Count the characters and tokens of a sample, by language.
 
         Args:
             task_id: of their split.
             sample: doc_id, language and num_chars, in input order.
         """
+        counters = Counters()
+        if not sample.num_rows:
+            return counters
         specs = self.plan.phase(self.name).stages
         spec = next(spec for spec in specs if spec.stage is Tokenize)
         file_name = Annotate.documents.file_name(task_id)
         source = self.plan.folder(Annotate.name).open(file_name)
         texts = _read_texts(source, sample.column("doc_id"))
-        documents = sample.append_column("text", texts)
-        return _tokenize(spec, self.model_digests, documents)
+        documents = sample.select(["doc_id", "num_chars"]).append_column("text", texts)
+        documents = documents.append_column("language", name_languages(sample))
+        tokenized = spec.opened(self.model_digests).apply(documents).kept
+        sums = [("num_chars", "sum"), ("num_tokens", "sum")]
+        groups = tokenized.group_by("language", use_threads=False)
+        for row in groups.aggregate(sums).to_pylist():
+            counters.add(f"sampled_chars.{row['language']}", row["num_chars_sum"])
+            counters.add(f"sampled_tokens.{row['language']}", row["num_tokens_sum"])
+        return counters
 
 
 def _has_budget(config: RunConfig) -> bool:
@@ -103,12 +114,6 @@ def _read_texts(source: pa.NativeFile, doc_ids: pa.ChunkedArray) -> pa.ChunkedAr
     return pa.concat_tables(found).column("text")
 
 
-def _tokenize(spec: StageSpec, digests: Mapping[str, str], documents: pa.Table) -> pa.Table:
-    """Return the documents that the tokenizer keeps, with `num_tokens`."""
-    kept = spec.opened(digests).apply(documents).kept
-    return kept.drop_columns(["text", "tokens"])
-
-
 class _SamplingWriter(HistogramWriter):
     """Counts documents in histograms, and the tokens of a sample."""
 
@@ -128,19 +133,9 @@ class _SamplingWriter(HistogramWriter):
 
     def close(self) -> None:
         """Count the tokens of the sample, by language. Write no file."""
-        if not self._sample:
-            return
-        sample = pa.concat_tables(self._sample)
-        counted = self._phase.count_tokens(self.task_id, sample)
-        languages = name_languages(counted)
-        groups = counted.set_column(1, "language", languages).group_by(
-            "language", use_threads=False
-        )
-        for row in groups.aggregate(
-            [("num_chars", "sum"), ("num_tokens", "sum")]
-        ).to_pylist():
-            self.counters.add(f"sampled_chars.{row['language']}", row["num_chars_sum"])
-            self.counters.add(f"sampled_tokens.{row['language']}", row["num_tokens_sum"])
+        if self._sample:
+            sample = pa.concat_tables(self._sample)
+            self.counters += self._phase.count_tokens(self.task_id, sample)
 
 
 def describe_mix(

@@ -16,7 +16,6 @@ from config_files.reader import ConfigError
 from pipeline.reporting.browse.differences import compare_texts
 from pipeline.reporting.browse.documents import describe_document
 from pipeline.reporting.browse.domains import SORT_KEYS, list_domains
-from pipeline.reporting.browse.effects import Effects, compare_effects
 from pipeline.reporting.browse.histograms import describe_histograms, find_edges
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.limits import Limit, list_limits, list_overrides
@@ -29,9 +28,13 @@ from pipeline.reporting.browse.search import (
     list_page,
 )
 from pipeline.reporting.browse.texts import read_excerpts, search_texts
+from pipeline.reporting.preview.effects import Effects, compare_effects
 from pipeline.reporting.samples import parse_scores
 
 MAX_ON_PAGE = 100
+
+# Documents that change sides, of which the page shows a few.
+NUM_EXAMPLES = 5
 
 # Largest doc_id and seed.
 MAX_NUMBER = 2**64 - 1
@@ -177,6 +180,7 @@ def describe_limits(session: Session, parameters: Parameters) -> dict[str, Any]:
 
 def answer_effect(session: Session, parameters: Parameters) -> dict[str, Any]:
     """Return the effect of changed limits, and the histograms of a score under them."""
+    index = session.index
     changes: dict[str, str] = {}
     for entry in parameters.texts("set"):
         key, _, value = entry.partition("=")
@@ -184,11 +188,18 @@ def answer_effect(session: Session, parameters: Parameters) -> dict[str, Any]:
     overrides = list_overrides(session.limits, changes)
     before = session.effects.compute(())
     after = session.effects.compute(tuple(overrides))
-    score = parameters.choice("score", session.index.score_names)
+    score = parameters.choice("score", index.score_names)
+    found = asdict(compare_effects(index, before, after, num_examples=NUM_EXAMPLES))
+    for side in ("examples_kept", "examples_dropped"):
+        for example in found[side]:
+            example["doc_id"] = str(example["doc_id"])  # exceeds 2^53
+    scored = np.arange(index.num_docs) < index.num_scored
     return {
         "overrides": overrides,
-        **compare_effects(session.index, before, after),
-        "histograms": describe_histograms(session.index, score, before, after),
+        "num_scored": index.num_scored,
+        "scored": count_names(index, "language", scored),
+        **found,
+        "histograms": describe_histograms(index, score, before, after),
     }
 
 

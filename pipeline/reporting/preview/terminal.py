@@ -1,21 +1,31 @@
-"""A preview on the terminal."""
+"""A preview on the terminal, and as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from pipeline.reporting.changes import (
     NUM_LANGUAGES,
+    Amount,
     AmountPairs,
     cut_languages,
     describe_settings,
     format_limit,
 )
 from pipeline.reporting.explain.text import format_values
-from pipeline.reporting.preview.comparison import Amount, Example, Preview
+from pipeline.reporting.preview.effects import Example, Preview
 from pipeline.reporting.tables import Table, format_change, print_tables
 from terminal_output import format_count
 from terminal_output.console import SafeConsole
+
+EXCERPT_CHARS = 100
+
+
+def to_json(found: Preview) -> str:
+    """Return the preview as JSON text."""
+    return json.dumps(asdict(found), indent=1, ensure_ascii=False) + "\n"
 
 
 def print_preview(found: Preview, console: SafeConsole) -> None:
@@ -100,4 +110,4 @@ def _format_examples(
     for example in examples:
         yield f"  {example.url} ({example.language})"
         yield f"    {verdict}: {example.reason}{format_values(vars(example))}"
-        yield f"    {example.text!r}"
+        yield f"    {example.text[:EXCERPT_CHARS]!r}"

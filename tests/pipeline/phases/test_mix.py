@@ -20,7 +20,7 @@ from pipeline.phases.select import Select
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.preview import preview
-from pipeline.reporting.preview.stored_scores import SelectInMemory
+from pipeline.reporting.preview.in_memory import SelectInMemory
 from pipeline.reporting.report import make_report
 from pipeline.retraction import retract
 from pipeline.retraction.apply import read_log
@@ -249,7 +249,7 @@ def test_decisions_in_memory_equal_those_of_the_run(
     name = Annotate.documents.file_name
     paths = [run.folder("annotate").path(name(split.key)) for split in run.splits]
     documents = pa.concat_tables([pq.read_table(path) for path in paths])
-    dropped = SelectInMemory(load_plan(run), documents).decide_all()
+    _, dropped = SelectInMemory(load_plan(run), documents).decide_all()
     wanted = [reason for reason in read_decisions(run) if reason != "kept"]
     assert wanted
     assert dropped.column("reason").to_pylist() == wanted

@@ -131,27 +131,37 @@ function showEffect(results, answer) {
       { class: "histograms" },
       answer.histograms.histograms.map((one) => drawHistogram(one, answer.histograms)),
     ),
-    isChanged && showExamples("Newly kept", answer.newly_kept),
-    isChanged && showExamples("Newly dropped", answer.newly_dropped),
+    isChanged && showExamples("Newly kept", answer.newly_kept, answer.examples_kept),
+    isChanged && showExamples("Newly dropped", answer.newly_dropped, answer.examples_dropped),
     element(
       "div",
       { class: "tables" },
-      showTable("language", answer.languages, isChanged, 1),
+      showTable("language", listLanguages(answer), isChanged, 1),
       showTable("reason", answer.reasons, isChanged, 0),
     ),
   );
 }
 
 function summarize(answer, isChanged) {
-  const [before, after] = answer.num_kept;
-  const [charsBefore, charsAfter] = answer.num_chars;
-  const kept = `${formatNumber(after)} of ${formatNumber(answer.num_scored)} documents kept`;
-  const share = formatShare(after, answer.num_scored);
-  const changes = `${sign(after - before)} documents, ${sign(charsAfter - charsBefore)} characters`;
+  const { before, after, num_scored: numScored } = answer;
+  const kept = `${formatNumber(after.num_docs)} of ${formatNumber(numScored)} documents kept`;
+  const share = formatShare(after.num_docs, numScored);
+  const documents = `${sign(after.num_docs - before.num_docs)} documents`;
+  const changes = `${documents}, ${sign(after.num_chars - before.num_chars)} characters`;
   return [
     element("p", { class: "summary", role: "status" }, `${kept} (${share})`),
     isChanged && element("p", {}, changes),
   ];
+}
+
+// Documents scored, kept before and kept after, of each language.
+function listLanguages({ scored, languages }) {
+  const rows = {};
+  for (const [language, number] of Object.entries(scored)) {
+    const kept = languages[language]?.map((amount) => amount.num_docs) ?? [0, 0];
+    rows[language] = [number, ...kept];
+  }
+  return rows;
 }
 
 function sign(number) {
@@ -167,7 +177,7 @@ function showCommand(run, overrides) {
   );
 }
 
-function showExamples(title, { num_docs: numDocs, examples }) {
+function showExamples(title, { num_docs: numDocs }, examples) {
   if (!numDocs) return null;
   return element(
     "section",
@@ -193,7 +203,7 @@ function showExample(found) {
       element("span", {}, crawled(formatLimit(found))),
       element("span", {}, found.language),
     ),
-    element("p", { class: "excerpt" }, crawled(found.excerpt)),
+    element("p", { class: "excerpt" }, crawled(found.text)),
   );
 }
 

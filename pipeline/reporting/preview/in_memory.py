@@ -1,10 +1,9 @@
 """Apply `select` to stored scores in memory, in less than a second for a million documents.
 
     phase = SelectInMemory(change_plan(load_plan(run), config), documents)
-    dropped = phase.decide_all()            # doc_id, reason, value, limit, detail
+    kept, dropped = phase.decide_all()      # dropped: doc_id, reason, value, limit, detail
 
-`preview` runs the tasks of the phase on the files of the run. This is the same phase with the same
-stages on a table that a program holds already.
+This is the phase with the same stages, on a table that a program holds already.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.histograms import HistogramPhase, Percentiles, SignalPercentiles
-from pipeline.phases.mix_percentiles import MixPercentiles
+from pipeline.phases.mix_percentiles import SAMPLE_DOCUMENTS, MixPercentiles
 from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
 from pipeline.phases.stage_spec import StageSpec
@@ -30,23 +30,27 @@ from stages.mixing.mix import Mix
 class SelectInMemory(Select):
     """The phase select, whose limits come from the scores of a table."""
 
-    def __init__(self, plan: RunPlan, documents: pa.Table) -> None:
+    def __init__(
+        self, plan: RunPlan, documents: pa.Table, *, counts_all: bool = False
+    ) -> None:
         """Prepare the phase.
 
         Args:
             plan: with the thresholds.
             documents: all documents that annotate has stored, with the columns that the filters
                 need.
+            counts_all: count also what the weights of `select.score` and the budget of
+                `select.mix` need. Otherwise, what the run has counted for its own is used.
         """
         super().__init__(plan)
         self._documents = documents
+        self._counts_all = counts_all
 
     @cached_property
     def run_counters(self) -> Counters:  # type: ignore[override]
         """The counters of annotate and the signals, and what the other phases count, from the table."""
         counters = self._stored_counters
-        mix = self.config.select.mix
-        if mix is not None and mix.budget is not None:
+        if MixPercentiles.is_enabled(self.config) and not self._counts_all:
             # The tokens of a sample are those that the run has counted.
             counters = counters + Counters(MixPercentiles(self.plan).counters().counts)
         for phase in (Percentiles, MixPercentiles):
@@ -56,9 +60,14 @@ class SelectInMemory(Select):
 
     @cached_property
     def _stored_counters(self) -> Counters:
-        parents = (Annotate, SignalPercentiles)
-        enabled = (parent for parent in parents if parent.is_enabled(self.config))
-        return Counters.sum(parent(self.plan).counters() for parent in enabled)
+        counters = Annotate(self.plan).counters()
+        if SignalPercentiles.is_enabled(self.config):
+            if self._counts_all:
+                for histogram in SignalPercentiles.list_histograms(self.config):
+                    histogram.count(counters, self._documents)
+            else:
+                counters = counters + SignalPercentiles(self.plan).counters()
+        return counters
 
     def _count(self, phase: type[HistogramPhase], counters: Counters) -> Counters:
         """Return what a phase counts after it has filtered by limits from these counters."""
@@ -67,7 +76,21 @@ class SelectInMemory(Select):
         counted = Counters()
         for histogram in phase.list_histograms(self.config):
             histogram.count(counted, kept)
+        if phase is MixPercentiles and self._counts_all:
+            counted = counted + self._count_tokens(kept)
         return counted
+
+    def _count_tokens(self, kept: pa.Table) -> Counters:
+        """Return the tokens of the sample that the phase tokenizes for a budget."""
+        phase = MixPercentiles(self.plan)
+        splits = kept.column("doc_id").to_numpy() >> np.uint64(32)
+        counters = Counters()
+        for split in self.plan.splits:
+            if phase.is_sampled(split.key):
+                first, stop = np.searchsorted(splits, [split.index, split.index + 1])
+                documents = kept.slice(first, min(stop - first, SAMPLE_DOCUMENTS))
+                counters = counters + phase.count_tokens(split.key, documents)
+        return counters
 
     def _specs(self, counters: Counters) -> list[StageSpec]:
         planned = self.plan.phase(Select.name).stages
@@ -92,11 +115,11 @@ class SelectInMemory(Select):
         columns = [name for name in self._documents.column_names if name in needed]
         return _apply(specs[: self._num_first], self._documents.select(columns))
 
-    def decide_all(self) -> pa.Table:
-        """Return the documents that the filters drop, with their reasons, as DROPPED."""
+    def decide_all(self) -> tuple[pa.Table, pa.Table]:
+        """Return the documents that the filters keep, and those that they drop, as DROPPED."""
         kept, dropped = self._filtered
-        specs = self.stage_specs()[self._num_first :]
-        return pa.concat_tables([dropped, _apply(specs, kept)[1]])
+        kept, others = _apply(self.stage_specs()[self._num_first :], kept)
+        return kept, pa.concat_tables([dropped, others])
 
     def decide(self, documents: pa.Table) -> pa.Table:
         """Return those of some documents that the filters drop, as DROPPED."""
