@@ -56,7 +56,10 @@ SmallEnterprise = Annotated[
     ),
 ]
 Decision = Annotated[
-    str | None, typer.Option("--decision", "--reason", help="kept, or a drop reason.")
+    str | None,
+    typer.Option(
+        "--decision", "--reason", help="kept, dropped, a drop reason, or a stage."
+    ),
 ]
 ScoreRanges = Annotated[
     list[str] | None,
@@ -213,7 +216,9 @@ def samples(
     run: RunAddress,
     decision: Decision = None,
     language: Annotated[str | None, typer.Option(help="Code of a language.")] = None,
-    domain: Annotated[str | None, typer.Option(help="Host of the URL.")] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="Host of the URL, or a domain above it.")
+    ] = None,
     scores: ScoreRanges = None,
     num_samples: Annotated[
         int, typer.Option("-n", "--num-samples", min=1, help="Number of documents.")
@@ -235,10 +240,11 @@ def samples(
     shows more about one of them.
     """
     from pipeline.reporting import samples as sampling
+    from pipeline.reporting.browse.search import Search, parse_scores
     from pipeline.runs.run_folder import RunFolder
 
-    ranges = sampling.parse_scores(scores or [])
-    wanted = sampling.Filter(decision, language, domain, ranges)
+    ranges = parse_scores(scores or [])
+    wanted = Search(None, domain, language, decision, ranges)
     found = sampling.draw_samples(RunFolder.open(run), wanted, num_samples, seed)
 
     def show() -> None:

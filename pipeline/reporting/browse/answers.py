@@ -26,10 +26,10 @@ from pipeline.reporting.browse.search import (
     describe_rows,
     find_documents,
     list_page,
+    parse_scores,
 )
 from pipeline.reporting.browse.texts import read_excerpts, search_texts
 from pipeline.reporting.preview.effects import Effects, compare_effects
-from pipeline.reporting.samples import parse_scores
 
 MAX_ON_PAGE = 100
 

@@ -6,10 +6,8 @@ import difflib
 import re
 from typing import Any
 
-import numpy as np
-
 from pipeline.reporting.browse.index import Index
-from pipeline.reporting.browse.texts import read_texts
+from pipeline.reporting.queries import read_text
 from pipeline.runs.run_folder import RunNotFound
 
 # The rest of longer texts is not compared. difflib leaves out words that are frequent in the text,
@@ -29,19 +27,19 @@ def compare_texts(index: Index, first_id: int, second_id: int) -> dict[str, Any]
     Raises:
         RunNotFound: a text is not stored.
     """
-    first, second = (_WORD.findall(_read_text(index, i)) for i in (first_id, second_id))
+    words: list[list[str]] = []
+    for doc_id in (first_id, second_id):
+        is_known = index.find_row(doc_id) is not None
+        text = read_text(index.run, doc_id) if is_known else None
+        if text is None:
+            raise RunNotFound(
+                f"{index.run.run_dir}: no text of document {doc_id} is stored"
+            )
+        words.append(_WORD.findall(text))
+    first, second = words
     is_cut = max(len(first), len(second)) > MAX_WORDS
     segments = list_segments(first[:MAX_WORDS], second[:MAX_WORDS])
     return {"segments": segments, "is_cut": is_cut}
-
-
-def _read_text(index: Index, doc_id: int) -> str:
-    """Return the text of a document as annotate left it, or as it was extracted."""
-    row = index.find_row(doc_id)
-    if row is not None:
-        for texts in read_texts(index, np.array([row])):
-            return texts.column("text")[0].as_py()
-    raise RunNotFound(f"{index.run.run_dir}: no text of document {doc_id} is stored")
 
 
 def list_segments(first: list[str], second: list[str]) -> list[tuple[str, str]]:

@@ -8,10 +8,11 @@ The operating system keeps in memory as much of the file as it has room for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,8 +33,8 @@ from pipeline.phases.histograms import SignalPercentiles
 from pipeline.phases.select import Select
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.trace import NOT_DECIDED
+from pipeline.reporting.queries import open_output, read_output
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
-from pipeline.runs.split_output import read_table
 from stages.filters.score import QUALITY_SCORE, Score
 from stages.settings.quality import ScoreSettings
 from stages.warc.documents import extract_source_domains
@@ -153,13 +154,16 @@ class Index:
 
 @contextlib.contextmanager
 def build_index(
-    run: RunFolder, splits: Sequence[RunSplit] | None = None
+    run: RunFolder,
+    splits: Sequence[RunSplit] | None = None,
+    columns: Collection[str] | None = None,
 ) -> Generator[Index]:
     """Copy the columns of all finished input splits into a scratch file, and yield the index.
 
     Args:
         run: the run.
         splits: only these input splits of it.
+        columns: of annotate, those of NAMED among them; None: all but the large ones.
 
     Raises:
         RunNotFound: extract has not finished an input split yet.
@@ -168,8 +172,11 @@ def build_index(
     names = {column: Names() for column in NAMED}
     with tempfile.TemporaryDirectory(prefix="browse-") as folder:
         parts: list[pa.Table] = []
-        for read in (_read_scored, _read_unscored):
-            path = Path(folder) / f"{read.__name__}.arrow"
+        for name, read in (
+            ("scored", functools.partial(_read_scored, columns)),
+            ("unscored", _read_unscored),
+        ):
+            path = Path(folder) / f"{name}.arrow"
             if _write_part(path, _read_splits(run, splits, read), names):
                 with pa.memory_map(str(path)) as file:
                     parts.append(pa.ipc.open_file(file).read_all())
@@ -178,7 +185,8 @@ def build_index(
         if not any(part.num_columns for part in parts):
             raise RunNotFound(f"{run.run_dir}: extract has not finished an input split yet")
         documents = pa.concat_tables(parts, promote_options="default")
-        documents = _add_quality_scores(run, documents, parts[0].num_rows, names)
+        if columns is None:
+            documents = _add_quality_scores(run, documents, parts[0].num_rows, names)
         num_splits = len(
             run.folder(Extract.name).list_done() & {split.key for split in splits}
         )
@@ -281,16 +289,20 @@ def _write_part(path: Path, tables: Iterator[pa.Table], names: Mapping[str, Name
     return True
 
 
-def _read_scored(run: RunFolder, split: RunSplit) -> pa.Table | None:
-    """Return the documents that annotate has stored, with the decisions of select."""
-    folder, name = run.folder(Annotate.name), Annotate.documents.file_name(split.key)
+def _read_scored(
+    columns: Collection[str] | None, run: RunFolder, split: RunSplit
+) -> pa.Table | None:
+    """Return columns of the documents that annotate has stored, with the decisions of select."""
     try:
-        with folder.open(name) as file:
+        with open_output(run, Annotate.documents, split.key) as file:
             stored = pq.read_schema(file).names
     except FileNotFoundError:
         return None
-    columns = [column for column in stored if column not in NOT_INDEXED]
-    documents = read_table(folder.open(name), columns)
+    if columns is None:
+        wanted = [name for name in stored if name not in NOT_INDEXED]
+    else:
+        wanted = [name for name in stored if name in columns]
+    documents = read_output(run, Annotate.documents, split.key, wanted)
     decisions = _read_decisions(run, split, documents.column("doc_id"))
     for column in decisions.schema:
         documents = documents.append_column(column, decisions.column(column.name))
@@ -300,9 +312,8 @@ def _read_scored(run: RunFolder, split: RunSplit) -> pa.Table | None:
 def _read_decisions(run: RunFolder, split: RunSplit, doc_ids: pa.ChunkedArray) -> pa.Table:
     """Return the decisions of select on documents, in their order."""
     columns = [column for column in DECIDED if column != "doc_id"]
-    name = Select.decisions.file_name(split.key)
     try:
-        rows = read_table(run.folder(Select.name).open(name), DECIDED)
+        rows = read_output(run, Select.decisions, split.key, DECIDED)
     except FileNotFoundError:  # the run has not come this far
         schema = Select.decisions.schema
         assert schema is not None
@@ -317,9 +328,8 @@ def _read_unscored(run: RunFolder, split: RunSplit) -> pa.Table | None:
     columns = [*DECIDED, "url", "language", "num_chars"]
     tables: list[pa.Table] = []
     for phase in (Extract, Annotate):
-        name = phase.decisions.file_name(split.key)
         with contextlib.suppress(FileNotFoundError):
-            tables.append(read_table(run.folder(phase.name).open(name), columns))
+            tables.append(read_output(run, phase.decisions, split.key, columns))
     if not tables:
         return None
     rows = pa.concat_tables(tables).sort_by("doc_id")

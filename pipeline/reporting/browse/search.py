@@ -8,7 +8,7 @@ describe_rows(index, rows)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,27 @@ class Order:
 
     by: str = "random"
     seed: int = 0
+
+
+def parse_scores(given: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Return column -> lowest and highest value, of entries such as `perplexity=100:300`.
+
+    Raises:
+        ConfigError: an entry is not COLUMN=LOW:HIGH.
+    """
+    scores: dict[str, tuple[float, float]] = {}
+    for entry in given:
+        column, _, limits = entry.partition("=")
+        low, colon, high = limits.partition(":")
+        try:
+            scores[column] = (float(low or "-inf"), float(high or "inf"))
+        except ValueError:
+            colon = ""
+        if not colon:
+            raise ConfigError(
+                [f"--score {entry!r}: expected COLUMN=LOW:HIGH, like perplexity=:300"]
+            )
+    return scores
 
 
 def find_documents(index: Index, search: Search) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
 from pipeline.reporting.browse.index import Index
+from pipeline.reporting.queries import open_output
 from pipeline.runs.run_folder import RunFolder
 
 EXCERPT_CHARS = 300
@@ -122,7 +123,7 @@ def _read_texts(
         doc_ids: ascending; those that are not in the file are left out.
     """
     split = run.splits[int(doc_ids[0]) >> 32]
-    source = run.folder(artifact.phase).open(artifact.file_name(split.key))
+    source = open_output(run, artifact, split.key)
     with source, pq.ParquetFile(source, pre_buffer=False) as file:
         id_column = file.schema_arrow.get_field_index("doc_id")
         for number in range(file.num_row_groups):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,19 +14,8 @@ from pipeline.models.registry import REGISTRY
 from pipeline.phases import registry
 from pipeline.phases.phase import list_model_references
 from pipeline.reporting.kept_documents import KeptDocuments
+from pipeline.reporting.queries import Totals, add_ones
 from terminal_output import format_count
-
-# Rows of domains that are held before equal ones are added up.
-MAX_ROWS_HELD = 2**22
-
-# The documents and characters of a domain.
-DOMAINS = pa.schema(
-    [
-        pa.field("domain", pa.string()),
-        pa.field("num_docs", pa.int64()),
-        pa.field("num_chars", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class Crawled:
 
     Attributes:
         months: month, such as 2026-04 -> documents, oldest first.
-        domains: DOMAINS, the one with most characters first.
+        domains: domain, num_docs and num_chars, the one with most characters first.
     """
 
     months: Mapping[str, int]
@@ -85,20 +74,13 @@ def list_models(config: RunConfig) -> list[Model]:
 def read_crawled(documents: KeptDocuments) -> Crawled:
     """Read the months and domains of the kept documents, from their stored columns."""
     months: Counter[str] = Counter()
-    parts = [DOMAINS.empty_table()]
-    max_rows = MAX_ROWS_HELD
+    domains = Totals(["domain"], ["num_docs", "num_chars"])
     for table in documents.read_columns(["source_domain", "date", "num_chars"]):
         months.update(_count_months(table.column("date")))
-        ones = pa.repeat(pa.scalar(1, pa.int64()), table.num_rows)
         names = pc.fill_null(table.column("source_domain"), "")
-        columns = [names, ones, table.column("num_chars")]
-        parts.append(_add_up([pa.table(columns, schema=DOMAINS)]))
-        if sum(part.num_rows for part in parts) > max_rows:
-            parts = [_add_up(parts)]
-            # So that each row is added up a few times only, however many domains there are.
-            max_rows = max(MAX_ROWS_HELD, 2 * parts[0].num_rows)
+        domains.add(add_ones(table.append_column("domain", names)))
     order = [("num_chars", "descending"), ("domain", "ascending")]
-    return Crawled(dict(sorted(months.items())), _add_up(parts).sort_by(order))
+    return Crawled(dict(sorted(months.items())), domains.total().sort_by(order))
 
 
 def _count_months(dates: pa.ChunkedArray) -> Counter[str]:
@@ -109,13 +91,6 @@ def _count_months(dates: pa.ChunkedArray) -> Counter[str]:
     for row in pc.value_counts(months).to_pylist():
         counts[row["values"]] += row["counts"]
     return counts
-
-
-def _add_up(parts: Iterable[pa.Table]) -> pa.Table:
-    """Return DOMAINS with one row per domain."""
-    groups = pa.concat_tables(parts).group_by("domain", use_threads=False)
-    sums = groups.aggregate([("num_docs", "sum"), ("num_chars", "sum")])
-    return sums.rename_columns(DOMAINS.names).cast(DOMAINS)
 
 
 @dataclass(frozen=True)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.changes import list_changes
 from pipeline.phases import registry
-from pipeline.phases.annotate import Annotate
-from pipeline.phases.extract import Extract
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import compute_order_keys
 from pipeline.reporting.changes import Amount, CutChange, compare_cuts
 from pipeline.reporting.diff.distributions import Distributions, compare_distributions
 from pipeline.reporting.diff.pairing import ABSENT, pair_documents, pair_splits
-from pipeline.reporting.explain.find import read_row
 from pipeline.reporting.explain.trace import KEPT
+from pipeline.reporting.queries import Row, Totals, add_ones, read_text
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 
 NUM_EXAMPLES = 3
@@ -30,6 +27,16 @@ EXCERPT_CHARS = 200
 
 # Of the choice of examples.
 SEED = 0
+
+SIDES = ("before", "after")
+
+# Sums over pairs of documents.
+GROUPS = [f"{name}_{side}" for name in ("decision", "language") for side in SIDES]
+SUMS = [f"{name}_{side}" for name in ("num_chars", "num_tokens") for side in SIDES]
+SUMS.append("num_docs")
+
+# The decisions on a document in both runs.
+Pair = tuple[str, str]
 
 # Keys that change no output.
 UNCOMPARED = ("run_dir", "engine.", "storage.", "report.")
@@ -122,9 +129,13 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunDiff:
                 f"{run.run_dir}: select is not done yet; run the config to its end first"
             )
     pairing = pair_splits(before, after)
-    sums = _Sums()
+    totals = Totals(GROUPS, SUMS)
+    drawn: dict[Pair, pa.Table] = {}
     for documents in pair_documents(before, after, pairing):
-        sums.add(documents)
+        totals.add(add_ones(documents))
+        _draw(drawn, documents)
+    groups: list[Row] = totals.total().to_pylist()
+    kept = [_sum_kept(groups, side) for side in SIDES]
     cuts = compare_cuts(
         *(Select.read_cuts(run.folder(Select.name)) for run in (before, after))
     )
@@ -136,11 +147,15 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunDiff:
         phases=tuple(_list_other_phases(before, after)),
         cuts=tuple(cut for cut in cuts if cut.before != cut.after),
         num_same_splits=len(pairing.same),
-        read=(sums.num_read["before"], sums.num_read["after"]),
-        kept=(sums.sum_kept("before"), sums.sum_kept("after")),
-        num_unchanged=sums.num_unchanged,
-        transitions=tuple(_list_transitions(sums, before, after)),
-        languages=sums.compare_languages(),
+        read=(_count_read(groups, "before"), _count_read(groups, "after")),
+        kept=(sum(kept[0].values(), Amount()), sum(kept[1].values(), Amount())),
+        num_unchanged=sum(
+            row["num_docs"]
+            for row in groups
+            if row["decision_before"] == row["decision_after"]
+        ),
+        transitions=tuple(_list_transitions(groups, drawn, before, after)),
+        languages=_compare_languages(kept[0], kept[1]),
         distributions=compare_distributions(before, after, pairing),
     )
 
@@ -163,99 +178,73 @@ def _list_other_phases(before: RunFolder, after: RunFolder) -> Iterable[str]:
             yield name
 
 
-@dataclass
-class _Sums:
-    """Sums over pairs of documents. Memory does not grow with their number."""
+def _draw(drawn: dict[Pair, pa.Table], documents: pa.Table) -> None:
+    """Keep a uniform sample of each transition: the documents with the smallest hashes of their ids."""
+    columns = [documents.column(f"decision_{side}") for side in SIDES]
+    changed = documents.filter(pc.not_equal(*columns))
+    ids = pc.coalesce(changed.column("doc_id_before"), changed.column("doc_id_after"))
+    keys = compute_order_keys(ids.to_numpy(), SEED)
+    changed = changed.append_column("key", pa.array(keys))
+    names = GROUPS[:2]
+    for row in changed.group_by(names, use_threads=False).aggregate([]).to_pylist():
+        pair = (row[names[0]], row[names[1]])
+        is_pair = pc.and_(*map(pc.equal, changed.select(names).columns, pair))
+        rows = changed.filter(is_pair)
+        both = pa.concat_tables([drawn[pair], rows]) if pair in drawn else rows
+        drawn[pair] = both.sort_by("key").slice(0, NUM_EXAMPLES)
 
-    num_read: Counter[str] = field(default_factory=Counter[str])
-    num_unchanged: int = 0
-    transitions: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = field(
-        default_factory=dict[tuple[str, str], list[dict[str, Any]]]
-    )
-    _kept: dict[tuple[str, str], Amount] = field(
-        default_factory=dict[tuple[str, str], Amount]
-    )
 
-    def add(self, documents: pa.Table) -> None:
-        """Add documents of `pair_documents`."""
-        for side in ("before", "after"):
-            self._add_side(side, documents)
-        is_same = pc.equal(
-            documents.column("decision_before"), documents.column("decision_after")
-        )
-        changed = documents.filter(pc.invert(is_same))
-        self.num_unchanged += documents.num_rows - changed.num_rows
-        keys = ["decision_before", "decision_after"]
-        grouped = changed.group_by(keys, use_threads=False).aggregate([([], "count_all")])
-        for row in grouped.to_pylist():
-            pair = (row["decision_before"], row["decision_after"])
-            self.transitions[pair] += row["count_all"]
-            self._draw(pair, changed)
+def _count_read(groups: Iterable[Row], side: str) -> int:
+    return sum(row["num_docs"] for row in groups if row[f"decision_{side}"] != ABSENT)
 
-    def _add_side(self, side: str, documents: pa.Table) -> None:
-        decisions = documents.column(f"decision_{side}")
-        self.num_read[side] += pc.sum(pc.not_equal(decisions, ABSENT)).as_py() or 0
-        kept = documents.filter(pc.equal(decisions, KEPT))
-        columns = [f"{name}_{side}" for name in ("language", "num_chars", "num_tokens")]
-        language, chars, tokens = columns
-        sums = [([], "count_all"), (chars, "sum"), (tokens, "sum")]
-        grouped = kept.select(columns).group_by(language, use_threads=False).aggregate(sums)
-        for row in grouped.to_pylist():
-            numbers = (row["count_all"], row[f"{chars}_sum"], row[f"{tokens}_sum"] or 0)
-            key = (side, row[language] or "unknown")
-            self._kept[key] = self._kept.get(key, Amount()) + Amount(*numbers)
 
-    def _draw(self, pair: tuple[str, str], changed: pa.Table) -> None:
-        """Keep a uniform sample of the documents: those with the smallest hashes of their ids."""
-        is_before, is_after = (
-            pc.equal(changed.column(f"decision_{side}"), decision)
-            for side, decision in zip(("before", "after"), pair, strict=True)
-        )
-        rows = changed.filter(pc.and_(is_before, is_after))
-        ids = pc.coalesce(rows.column("doc_id_before"), rows.column("doc_id_after"))
-        keys = compute_order_keys(ids.to_numpy(), SEED)
-        smallest = np.argsort(keys)[:NUM_EXAMPLES]
-        drawn = self.rows.get(pair, [])
-        for row, key in zip(
-            rows.take(pa.array(smallest)).to_pylist(), keys[smallest].tolist(), strict=True
-        ):
-            drawn.append({**row, "key": key})
-        self.rows[pair] = sorted(drawn, key=lambda row: row["key"])[:NUM_EXAMPLES]
+def _sum_kept(groups: Iterable[Row], side: str) -> dict[str, Amount]:
+    """Return language -> what a run has kept."""
+    kept: dict[str, Amount] = {}
+    for row in groups:
+        if row[f"decision_{side}"] == KEPT:
+            language = row[f"language_{side}"] or "unknown"
+            sums = (row[f"{name}_{side}"] or 0 for name in ("num_chars", "num_tokens"))
+            amount = Amount(row["num_docs"], *sums)
+            kept[language] = kept.get(language, Amount()) + amount
+    return kept
 
-    def sum_kept(self, side: str) -> Amount:
-        """Return what a run has kept."""
-        return sum((self._kept[key] for key in self._kept if key[0] == side), Amount())
 
-    def compare_languages(self) -> dict[str, tuple[Amount, Amount]]:
-        """Return language -> what is kept before and after, the largest ones first."""
-        pairs: dict[str, tuple[Amount, Amount]] = {}
-        for _, language in self._kept:
-            before = self._kept.get(("before", language), Amount())
-            after = self._kept.get(("after", language), Amount())
-            pairs[language] = (before, after)
+def _compare_languages(
+    before: Mapping[str, Amount], after: Mapping[str, Amount]
+) -> dict[str, tuple[Amount, Amount]]:
+    """Return language -> what is kept before and after, the largest ones first."""
+    pairs: dict[str, tuple[Amount, Amount]] = {}
+    for name in (*before, *after):
+        pairs[name] = (before.get(name, Amount()), after.get(name, Amount()))
 
-        def order(item: tuple[str, tuple[Amount, Amount]]) -> tuple[int, str]:
-            language, (before, after) = item
-            return -max(before.num_docs, after.num_docs), language
+    def order(item: tuple[str, tuple[Amount, Amount]]) -> tuple[int, str]:
+        return -max(amount.num_docs for amount in item[1]), item[0]
 
-        return dict(sorted(pairs.items(), key=order))
+    return dict(sorted(pairs.items(), key=order))
 
 
 def _list_transitions(
-    sums: _Sums, before: RunFolder, after: RunFolder
+    groups: Iterable[Row],
+    drawn: Mapping[Pair, pa.Table],
+    before: RunFolder,
+    after: RunFolder,
 ) -> Iterable[Transition]:
-    order = sorted(sums.transitions.items(), key=lambda item: (-item[1], item[0]))
-    for pair, num_docs in order:
-        examples = tuple(_make_example(row, before, after) for row in sums.rows[pair])
-        yield Transition(*pair, num_docs, examples)
+    counts: Counter[Pair] = Counter()
+    for row in groups:
+        counts[row["decision_before"], row["decision_after"]] += row["num_docs"]
+    for pair, num_docs in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if pair in drawn:
+            rows = drawn[pair].to_pylist()
+            examples = tuple(_make_example(row, before, after) for row in rows)
+            yield Transition(*pair, num_docs, examples)
 
 
 def _make_example(row: Mapping[str, Any], before: RunFolder, after: RunFolder) -> Example:
-    text = ""
+    text = None
     for run, doc_id in ((after, row["doc_id_after"]), (before, row["doc_id_before"])):
         if doc_id is not None and not text:
-            text = _read_excerpt(run, doc_id)
+            text = read_text(run, doc_id)
     rules = [
         {name: row[f"{name}_{side}"] for name in ("value", "limit", "detail")}
         for side in ("before", "after")
@@ -267,15 +256,5 @@ def _make_example(row: Mapping[str, Any], before: RunFolder, after: RunFolder) -
         row["language_after"] or row["language_before"],
         rules[0],
         rules[1],
-        text,
+        (text or "")[:EXCERPT_CHARS],
     )
-
-
-def _read_excerpt(run: RunFolder, doc_id: int) -> str:
-    """Return the beginning of a text as annotate left it, or as it was extracted."""
-    key = run.splits[doc_id >> 32].key
-    for phase in (Annotate, Extract):
-        name = phase.documents.file_name(key)
-        if row := read_row(run.folder(phase.name), name, doc_id, ["doc_id", "text"]):
-            return row["text"][:EXCERPT_CHARS]
-    return ""

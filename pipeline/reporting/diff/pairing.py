@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from pipeline.phases.extract import Extract
 from pipeline.phases.registry import DECIDING_PHASES
 from pipeline.reporting.kept_documents import read_num_tokens
+from pipeline.reporting.queries import read_output
 from pipeline.runs.run_folder import RunFolder, RunSplit
-from pipeline.runs.split_output import read_table
 
 # The decision on a document that only the other run has.
 ABSENT = "not in the run"
@@ -111,11 +111,9 @@ def _count_documents(run: RunFolder, splits: Sequence[RunSplit]) -> int:
 
 def _read_split(run: RunFolder, split: RunSplit) -> pa.Table:
     """Return the last decision on each document, with its tokens, as COLUMNS."""
-    tables: list[pa.Table] = []
-    for phase in DECIDING_PHASES:
-        source = run.folder(phase.name).open(phase.decisions.file_name(split.key))
-        tables.append(read_table(source, COLUMNS.names[:-1]))
-    rows = pa.concat_tables(tables)
+    names = COLUMNS.names[:-1]
+    artifacts = [phase.decisions for phase in DECIDING_PHASES]
+    rows = pa.concat_tables(read_output(run, each, split.key, names) for each in artifacts)
     num_tokens = read_num_tokens(run, split, rows.column("doc_id"))
     return rows.append_column("num_tokens", num_tokens).cast(COLUMNS)
 

@@ -13,7 +13,6 @@ from pipeline.reporting.explain.find import (
     find_doc_ids,
     find_in_shards,
     find_nearest_url,
-    read_row,
 )
 from pipeline.reporting.explain.removed import find_removed
 from pipeline.reporting.explain.repeated import find_repeated_spans
@@ -25,10 +24,10 @@ from pipeline.reporting.explain.trace import (
     RemovedParagraphs,
     RepeatedSpan,
     RetractionNote,
-    Row,
     RuleReport,
     ShardLocation,
 )
+from pipeline.reporting.queries import Row, read_row
 from pipeline.retraction.retracted import read_retracted
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from stages.mixing.mix import COPY_SHIFT, NUM_COPIES
@@ -104,15 +103,13 @@ def _find_retraction(run: RunFolder, doc_id: int) -> RetractionNote | None:
 
 
 def _read_stored_rows(run: RunFolder, doc_id: int) -> Rows:
-    index = doc_id >> 32
-    if index >= len(run.splits):
+    if doc_id >> 32 >= len(run.splits):
         return {}
     rows: dict[tuple[str, str], Row] = {}
     selection = run.recorded_config.get(Select.section) or {}
     has_scores = any(selection.get(key) is not None for key in ("score", "mix"))
     for artifact in (*STORED, Select.scores) if has_scores else STORED:
-        file_name = artifact.file_name(run.splits[index].key)
-        row = read_row(run.folder(artifact.phase), file_name, doc_id)
+        row = read_row(run, artifact, doc_id)
         # The text of a retracted document may have been removed.
         if row and row.get("text") != "":
             rows[artifact.phase, artifact.kind] = row

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +16,10 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.extract import Extract
 from pipeline.phases.previous_runs import find_owner
 from pipeline.phases.select import Select
-from pipeline.reporting.explain.trace import OtherDocument, Row, ShardLocation
+from pipeline.reporting.explain.trace import OtherDocument, ShardLocation
+from pipeline.reporting.queries import open_output, read_row
 from pipeline.retraction.records import find_recorded_ids
 from pipeline.retraction.retracted import read_retracted
-from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_matching_rows
 from shardwriter.format import MANIFEST_FILE, Manifest, ShardIndex, sample_key
@@ -42,10 +41,9 @@ def find_doc_ids(run: RunFolder, key: str) -> Iterator[int]:
         yield int(key) - (copy << COPY_SHIFT) if copy < MAX_COPIES else int(key)
         return
     found: set[int] = set()
-    folder = run.folder(Extract.name)
-    for name in _list_url_files(run):
-        with contextlib.suppress(FileNotFoundError):  # the split is not extracted yet
-            rows = read_rows(folder, name, "url", key, ["doc_id"])
+    for source in _open_url_files(run):
+        with source:
+            rows = read_matching_rows(source, "url", key, ["doc_id"])
             doc_ids = rows.column("doc_id").to_pylist()
             found.update(doc_ids)
             yield from doc_ids
@@ -75,13 +73,9 @@ def _find_urls(run: RunFolder, key: str) -> Iterator[tuple[str, str, int]]:
     host = normalize_url(key).partition("/")[0]
     if not host:
         return
-    folder = run.folder(Extract.name)
-    for name in _list_url_files(run):
-        try:
-            with folder.open(name) as file:
-                rows = pq.read_table(file, columns=["url", "doc_id"])
-        except FileNotFoundError:  # the split is not extracted yet
-            continue
+    for source in _open_url_files(run):
+        with source:
+            rows = pq.read_table(source, columns=["url", "doc_id"])
         normal = normalize_urls(rows.column("url"))
         is_host = pc.starts_with(normal, f"{host}/")
         is_host = pc.or_(is_host, pc.equal(normal, host))
@@ -90,39 +84,12 @@ def _find_urls(run: RunFolder, key: str) -> Iterator[tuple[str, str, int]]:
         yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
 
-def _list_url_files(run: RunFolder) -> Iterator[str]:
-    """Yield the names of the files of extract with the URLs of documents."""
+def _open_url_files(run: RunFolder) -> Iterator[pa.NativeFile]:
+    """Yield the files of extract with the URLs of documents, of the splits that it has done."""
     for split in run.splits:
         for artifact in (Extract.documents, Extract.decisions):
-            yield artifact.file_name(split.key)
-
-
-def read_rows(
-    folder: PhaseFolder,
-    file_name: str,
-    column: str,
-    value: Any,
-    columns: Sequence[str] | None = None,
-) -> pa.Table:
-    """Read the rows of a Parquet file with this value.
-
-    Where the file is sorted by the column, its statistics let Arrow skip the other row groups.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-    """
-    return read_matching_rows(folder.open(file_name), column, value, columns)
-
-
-def read_row(
-    folder: PhaseFolder, file_name: str, doc_id: int, columns: Sequence[str] | None = None
-) -> Row | None:
-    """Read the row of a document, or None if the file or the row does not exist."""
-    with contextlib.suppress(FileNotFoundError):
-        rows = read_rows(folder, file_name, "doc_id", doc_id, columns).to_pylist()
-        if rows:
-            return rows[0]
-    return None
+            with contextlib.suppress(FileNotFoundError):
+                yield open_output(run, artifact, split.key)
 
 
 def describe_other(run: RunFolder, doc_id: int) -> OtherDocument:
@@ -135,13 +102,8 @@ def describe_other(run: RunFolder, doc_id: int) -> OtherDocument:
     owner = find_owner(doc_id, len(run.splits), run.previous)
     home, own_id = owner or (run, doc_id)
     run_dir = str(home.run_dir) if owner else None
-    key = home.splits[own_id >> 32].key
     for artifact in (Select.decisions, Annotate.decisions, Extract.decisions):
-        folder = home.folder(artifact.phase)
-        row = read_row(
-            folder, artifact.file_name(key), own_id, ["doc_id", "url", "decision"]
-        )
-        if row:
+        if row := read_row(home, artifact, own_id, ["doc_id", "url", "decision"]):
             is_retracted = read_retracted(home).find(own_id) is not None
             return OtherDocument(own_id, run_dir, row["url"], row["decision"], is_retracted)
     return OtherDocument(own_id, run_dir)

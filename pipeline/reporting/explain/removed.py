@@ -13,7 +13,8 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.previous_runs import list_previous_splits
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.explain.find import describe_other
-from pipeline.reporting.explain.trace import RemovedParagraphs, Row
+from pipeline.reporting.explain.trace import RemovedParagraphs
+from pipeline.reporting.queries import Row
 from pipeline.runs.exchange import read_around
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder

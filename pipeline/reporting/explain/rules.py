@@ -15,9 +15,10 @@ from pipeline.phases.filter_phase import REPRESENTATIVE
 from pipeline.phases.select import Select
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.planning.recorded_plan import load_plan
-from pipeline.reporting.explain.find import read_rows
 from pipeline.reporting.explain.trace import RuleCheck, RuleReport
+from pipeline.reporting.queries import open_output
 from pipeline.runs.run_folder import RunFolder
+from pipeline.runs.split_output import read_matching_rows
 from stages.contract import RuleResult, evaluate_all_rules
 from stages.filters.perplexity import PerplexityFilter
 from stages.filters.score import QUALITY_SCORE, Score, ScorePart
@@ -71,8 +72,8 @@ def _read_document(
 ) -> pa.Table:
     """Read the stored document, with the columns that `select` gets from fuzzy_dedup."""
     artifact = Extract.documents if phase == Extract.name else Annotate.documents
-    name = artifact.file_name(run.splits[doc_id >> 32].key)
-    rows = read_rows(run.folder(artifact.phase), name, "doc_id", doc_id)
+    source = open_output(run, artifact, run.splits[doc_id >> 32].key)
+    rows = read_matching_rows(source, "doc_id", doc_id)
     rows = rows.append_column(
         REPRESENTATIVE, pa.array([representative], REPRESENTATIVE.type)
     )

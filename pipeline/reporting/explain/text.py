@@ -22,9 +22,9 @@ from pipeline.reporting.explain.trace import (
     RemovedParagraphs,
     RepeatedSpan,
     RetractionNote,
-    Row,
     RuleReport,
 )
+from pipeline.reporting.queries import Row
 from stages.filters.lines import Lines
 from stages.filters.score import QUALITY_SCORE
 from stages.mixing.mix import MIX_PERCENTILE, NUM_COPIES, QUALITY_BIN

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from pipeline.reporting.queries import Row
 from stages.filters.score import ScorePart
 
 KEPT = "kept"
 NOT_DECIDED = "not decided yet"
-
-# A row of a Parquet file: column -> value.
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from config_files.reader import ConfigError
+from pipeline.reporting.browse.search import Search, parse_scores
 from pipeline.reporting.samples import (
-    Filter,
     draw_samples,
     format_sample,
-    list_decisions,
-    parse_scores,
     to_json,
 )
 from pipeline.runs.run_folder import RunFolder
@@ -39,9 +37,8 @@ def found(
 def test_every_decision_gives_exactly_its_documents(found: RunFolder) -> None:
     """With enough samples, each document is drawn once, under its own decision."""
     decisions = read_decisions(found)
-    assert list_decisions(found) == sorted(set(decisions.values()))
-    for decision in list_decisions(found):
-        drawn = draw_samples(found, Filter(decision=decision), 99, seed=0)
+    for decision in set(decisions.values()):
+        drawn = draw_samples(found, Search(decision=decision), 99, seed=0)
         assert {sample.decision for sample in drawn} == {decision}
         wanted = sorted(doc_id for doc_id, given in decisions.items() if given == decision)
         assert sorted(sample.doc_id for sample in drawn) == wanted
@@ -50,7 +47,7 @@ def test_every_decision_gives_exactly_its_documents(found: RunFolder) -> None:
 def test_the_seed_decides_the_choice(found: RunFolder) -> None:
     """Fewer samples are the beginning of more; another seed gives another order."""
     orders = [
-        tuple(sample.doc_id for sample in draw_samples(found, Filter(), num, seed))
+        tuple(sample.doc_id for sample in draw_samples(found, Search(), num, seed))
         for num, seed in ((99, 1), (99, 1), (3, 1), (99, 2))
     ]
     assert orders[0] == orders[1] != orders[3]
@@ -60,12 +57,12 @@ def test_the_seed_decides_the_choice(found: RunFolder) -> None:
 
 def test_language_domain_and_scores_are_filters(found: RunFolder) -> None:
     """A document without the score is not drawn."""
-    french = draw_samples(found, Filter(language="fr"), 99, seed=0)
+    french = draw_samples(found, Search(language="fr"), 99, seed=0)
     assert {sample.decision for sample in french} == {"language.not_wanted"}
     assert len(french) == 2
-    everything = draw_samples(found, Filter(domain="example.org"), 99, seed=0)
+    everything = draw_samples(found, Search(domain="example.org"), 99, seed=0)
     assert len(everything) == len(read_decisions(found))
-    scored = Filter(scores=parse_scores(["language_score=0:"]))
+    scored = Search(scores=parse_scores(["language_score=0:"]))
     assert all(sample.text for sample in draw_samples(found, scored, 99, seed=0))
 
 
@@ -73,7 +70,7 @@ def test_a_sample_has_its_text_before_and_after(found: RunFolder) -> None:
     """Removed lines are in the first text only; a page dropped at once has none."""
     (half, *_) = [
         sample
-        for sample in draw_samples(found, Filter(decision="kept"), 99, seed=0)
+        for sample in draw_samples(found, Search(decision="kept"), 99, seed=0)
         if sample.text_before != sample.text
     ]
     assert half.text is not None
@@ -83,7 +80,7 @@ def test_a_sample_has_its_text_before_and_after(found: RunFolder) -> None:
     assert after[1] == f"    {half.text[:10]}"
     assert after[-1] == f"    ... {len(half.text) - 10:,} more characters"
     assert before[1] == f"    {half.text_before[:10]}".split("\n", 1)[0]
-    short = draw_samples(found, Filter(decision="length.too_few_chars"), 1, seed=0)[0]
+    short = draw_samples(found, Search(decision="length.too_few_chars"), 1, seed=0)[0]
     head, note = format_sample(short, 0, False)
     assert head.startswith("length.too_few_chars (value 1, limit 5)")
     assert "no text is stored" in note
@@ -94,17 +91,17 @@ def test_a_sample_has_its_text_before_and_after(found: RunFolder) -> None:
     ("wanted", "message"),
     [
         (
-            Filter(decision="perplexity.tial"),
+            Search(decision="perplexity.tial"),
             r"no document of .* matches; its decisions: .*kept",
         ),
         (
-            Filter(scores={"perplexty": (0, 1)}),
-            r"--score perplexty: no such column; stored are",
+            Search(scores={"perplexty": (0, 1)}),
+            r"score 'perplexty': no such score; stored are",
         ),
     ],
 )
 def test_what_does_not_exist_is_named(
-    found: RunFolder, wanted: Filter, message: str
+    found: RunFolder, wanted: Search, message: str
 ) -> None:
     """The message lists what there is."""
     with pytest.raises(ConfigError, match=message):

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from loader import TokenLoader
 from pipeline import cli
 from pipeline.execution.engine import run as run_plan
+from pipeline.reporting.browse.search import Search
 from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.export import export_run
 from pipeline.reporting.report import make_report, to_html
-from pipeline.reporting.samples import Filter, draw_samples
+from pipeline.reporting.samples import draw_samples
 from pipeline.retraction import retract
 from pipeline.retraction.apply import read_all_tombstones, read_log
 from pipeline.retraction.check import find_unretracted
@@ -145,7 +146,7 @@ def test_other_commands_know_retracted_documents(small: Small, tmp_path: Path) -
     with gzip.open(tmp_path / "export" / "data" / "train-00000-of-00001.jsonl.gz") as file:
         urls = [json.loads(line)["url"] for line in file]
     assert urls == ["https://example.org/0", "https://example.org/2"]
-    assert {sample.url for sample in draw_samples(run, Filter(), 10, 0)} == set(urls)
+    assert {sample.url for sample in draw_samples(run, Search(), 10, 0)} == set(urls)
 
 
 @pytest.mark.parametrize(

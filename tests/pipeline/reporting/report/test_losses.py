@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.reporting import queries
 from pipeline.reporting.report import losses as module
 from pipeline.reporting.report import make_report, print_report, to_html
 from pipeline.reporting.report.losses import Loss, Losses, find_losses
@@ -136,7 +137,7 @@ def test_sums_do_not_depend_on_the_memory_for_them(
 ) -> None:
     """Adding up after every file gives the same losses."""
     before = find_losses(found)
-    monkeypatch.setattr(module, "MAX_ROWS_HELD", 0)
+    monkeypatch.setattr(queries, "MAX_ROWS_HELD", 0)
     assert find_losses(found) == before
 
 
