@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
 from pipeline.reporting.diff import tables as diff_tables
 from pipeline.reporting.diff.comparison import RunDiff
 from pipeline.reporting.explain.text import format_values
@@ -25,6 +22,7 @@ from pipeline.reporting.report.provenance import Provenance, read_provenance
 from pipeline.reporting.report.summary import Report, describe_reason
 from pipeline.reporting.report.tables import list_document_tables, list_other_tables
 from pipeline.reporting.tables import NUMBER_COLUMNS, Table, format_duration
+from pipeline.reporting.templates import render, trust
 from pipeline.runs.run_folder import RunFolder
 from terminal_output import escape, format_count
 
@@ -96,22 +94,15 @@ def make_diff_page(title: str, comparison: RunDiff) -> str:
 def _render(
     title: str, lines: Sequence[str], comparison: RunDiff | None, **report: Any
 ) -> str:
-    # A text that is no markup shows control, invisible and reordering characters as codes.
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: escape(value) if type(value) is str else value,
-    )
     folder = resources.files("pipeline.reporting")
     style = "\n".join(
         folder.joinpath(path).read_text(encoding="utf-8")
         for path in ("browse/assets/style.css", "report/report.css")
     )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    template = folder.joinpath("report/page.html").read_text(encoding="utf-8")
-    page = environment.from_string(template).render(
+    page = render(
+        "report/page.html",
+        escape,
         # What the template calls.
         anchor=_make_anchor,
         count=format_count,
@@ -124,7 +115,7 @@ def _render(
         title=title,
         lines=lines,
         policy=POLICY.format(digest=digest),
-        style=Markup(style),  # noqa: S704 - from our own files only
+        style=trust(style),
         comparison=comparison,
         is_report=bool(report),
         **report,

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
 from pipeline.reporting.cards import make_dataset_card
-from pipeline.reporting.cards.dataset_card import _describe_terms, _list_limits, _name_size
+from pipeline.reporting.cards.dataset_card import name_size
 from pipeline.reporting.cards.facts import (
     CC_BY_SA,
     COMMON_CRAWL,
     UNKNOWN,
     Licence,
+    describe_source,
     find_licence,
     read_crawled,
 )
-from pipeline.reporting.cards.markdown import escape_text, make_table
 from pipeline.reporting.kept_documents import KeptDocuments
 from pipeline.reporting.report import make_report
+from pipeline.reporting.templates import escape_markdown, make_markdown_table
 from pipeline.runs.run_folder import RunFolder
 from tests.pipeline.conftest import Small
 
@@ -55,10 +57,8 @@ def test_terms_are_those_of_the_input(small: Small) -> None:
     for source, licence in sources:
         config = small.config(input={"files": None, **source})
         assert find_licence(config) is licence
-        terms = " ".join(_describe_terms(config))
-        assert licence.url in terms
     texts = small.config(input={"files": None, "text": {"files": ["corpus.jsonl"]}})
-    assert "corpus.jsonl" in " ".join(_describe_terms(texts))
+    assert "corpus.jsonl" in describe_source(texts)
 
 
 def test_the_card_has_every_step_and_reason_of_the_report(
@@ -80,7 +80,7 @@ def test_the_card_names_columns_models_and_months(
     for column in KeptDocuments(kept_run).schema.names:
         assert f"| `{column}` |" in card
     assert re.search(
-        rf"\| {re.escape(escape_text(str(lid_file)))} \| .*to be filled in", card
+        rf"\| {re.escape(escape_markdown(str(lid_file)))} \| .*to be filled in", card
     )
     assert "| crawled | 2026-11 to 2026-11 |" in card
 
@@ -105,22 +105,45 @@ def test_domains_are_sorted_by_their_characters(kept_run: RunFolder) -> None:
 )
 def test_sizes_have_the_names_of_hugging_face(num_docs: int, name: str) -> None:
     """Each name begins at its lower number."""
-    assert _name_size(num_docs) == name
+    assert name_size(num_docs) == name
 
 
-def test_limits_follow_from_the_config(small: Small) -> None:
+def make_card(run: RunFolder, **sections: Any) -> str:
+    """Return the card of a run as if its config had other sections."""
+    tree = {**run.recorded_config, **sections}
+    other = replace(run, recorded_config=tree)
+    return make_dataset_card(KeptDocuments(other), "my-corpus").decode()
+
+
+def test_limits_follow_from_the_config(card: str, kept_run: RunFolder) -> None:
     """What a run has done is not listed as missing."""
-    plain = " ".join(_list_limits(small.config()))
-    assert "Personal data was not replaced." in plain
-    assert "Near-duplicates were not removed." in plain
-    with_pii = " ".join(_list_limits(small.config(tokenize={"pii": {}})))
-    assert "Personal data was not replaced." not in with_pii
+    assert "Personal data was not replaced." in card
+    assert "Near-duplicates were not removed." in card
+    tokenize = {**kept_run.recorded_config["tokenize"], "pii": {}}
+    assert "Personal data was not replaced." not in make_card(kept_run, tokenize=tokenize)
+
+
+@pytest.mark.parametrize(
+    ("source", "terms"),
+    [
+        ({"common_crawl": {"crawl": "CC-MAIN-2026-17"}}, COMMON_CRAWL.url),
+        ({"sample_crawl": {}}, CC_BY_SA.url),
+        ({"files": ["corpus.wet"]}, "The terms of these files: to be filled in."),
+    ],
+)
+def test_the_card_states_the_terms(
+    kept_run: RunFolder, source: dict[str, Any], terms: str
+) -> None:
+    """And no others than those of the input."""
+    card = make_card(kept_run, input={"files": None, **source})
+    assert terms in card
+    assert ("license: other" in card.split("## Source")[1]) == ("common_crawl" in source)
 
 
 def test_texts_of_the_crawl_cannot_break_out_of_a_table() -> None:
     """Neither HTML, links, cells nor lines can be injected."""
     hostile = "a|b\n<script>[x](javascript:y)`\x1b[0m"
-    shown = make_table(("x",), [(escape_text(hostile),)])
+    shown = make_markdown_table(("x",), [(hostile,)]).splitlines()
     assert len(shown) == 3
     assert "\n" not in shown[2]
     assert "<script>" not in shown[2]
