@@ -22,6 +22,7 @@ from pipeline.planning.plan import make_plan
 from storage.local import read_umask
 from tests.e2e.conftest import Chain, digests
 from tests.faults.runs.small_run import run_to_end, start_driver
+from tests.pipeline.conftest import run_until
 from tests.shared_ray import SharedRay
 
 pytestmark = pytest.mark.models
@@ -106,12 +107,7 @@ def test_a_complete_phase_keeps_its_partitions(
 ) -> None:
     """Another engine.memory_mb does not rerun it, and the next phase reads its files."""
     _set_num_partitions(3, monkeypatch)
-    events = engine.run(make_plan(chain.config("cut-and-done")))
-    assert any(
-        isinstance(event, PhaseFinished) and event.phase == "paragraph_dedup"
-        for event in events
-    )
-    events.close()
+    list(run_until(make_plan(chain.config("cut-and-done")), "paragraph_dedup"))
     _set_num_partitions(2, monkeypatch)
     run_dir, events = chain.run("cut-and-done")
     assert "paragraph_dedup" in [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from pipeline.config import RunConfig, load
-from pipeline.execution.engine import Event, run
+from pipeline.execution.engine import Event, PhaseFinished, run
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
@@ -49,6 +50,15 @@ class Small:
         """Run that config and return the run folder and the events."""
         events = list(run(self.plan(run_name, **sections)))
         return RunFolder.open(self.folder / run_name), events
+
+
+def run_until(plan: RunPlan, phase: str) -> Iterator[Event]:
+    """Run a plan until a phase has finished, and yield the events."""
+    with contextlib.closing(run(plan)) as events:
+        for event in events:
+            yield event
+            if isinstance(event, PhaseFinished) and event.phase == phase:
+                break
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from pathlib import Path
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
 from pipeline.runs import run_lock
+from pipeline.runs.event_log import read_events
+from storage import open_store
 from tests.faults.attack import Attack, find_nothing
 from tests.faults.runs.crash import KILLED, make_point, resume, run_killed
 from tests.faults.runs.kill_points import (
@@ -89,7 +91,8 @@ def pause_driver(storage: str, seed: int, folder: Path) -> None:
     text = messages.read_text()
     if code != 0:
         assert storage != "local disk", text[-2000:]
-        assert "has taken over" in text, text[-2000:]
+        wanted = "another process has taken over", "Finished tasks stay done"
+        assert all(words in text for words in wanted), text[-2000:]
     check_outputs(run_dir)
 
 
@@ -136,10 +139,10 @@ def turn_clock_back(seed: int, folder: Path) -> None:
 
 
 def move_folder(seed: int, folder: Path) -> None:
-    """Kill a run, move or copy its folder, and go on at the new path."""
-    phase, is_copy = PHASES[seed // 2], seed % 2
+    """Kill a run, move or copy its folder, and go on at the new path: no finished phase starts again."""
+    number, is_copy = len(PHASES) - 1 - seed // 2, seed % 2
     messages, moved = folder / "messages", folder / "another folder" / "run"
-    _run_until(str(folder / "run"), phase, BEFORE_WRITE, messages)
+    _run_until(str(folder / "run"), PHASES[number], BEFORE_WRITE, messages)
     moved.parent.mkdir()
     if is_copy:
         shutil.copytree(folder / "run", moved, symlinks=True)
@@ -147,6 +150,10 @@ def move_folder(seed: int, folder: Path) -> None:
     else:
         (folder / "run").rename(moved)
     resume(str(moved), messages)
+    events = read_events(open_store(moved))
+    started = [each["phase"] for each in events if each["event"] == "PhaseStarted"]
+    assert not {*PHASES[:number]} & {*started[started.index(PHASES[number]) + 1 :]}, started
+    assert (moved / "dataset" / "manifest.json").exists()
 
 
 def _run_until(run_dir: str, phase: str, moment: str, messages: Path) -> None:

@@ -14,12 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import load
 from pipeline.execution.document_timeout import DocumentTimeout
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases import registry
 from pipeline.phases.extract import Extract
-from pipeline.planning.plan import make_plan
 from pipeline.reporting.explain import explain, format_trace
 from pipeline.reporting.report.summary import describe_reason, make_report
 from pipeline.runs.run_folder import RunFolder
@@ -173,20 +171,24 @@ def test_a_document_that_does_not_end_is_left_out(
     num_documents: int,
     limit_s: int,
 ) -> None:
-    """The process is killed and replaced, and the run ends without the document, also when resumed."""
-    texts = ["endless", *(f"page {n} of some words" for n in "ab")][:num_documents]
-    file = small.folder / "a.warc.wet"
-    urls = [f"https://example.org/{number}" for number in range(num_documents)]
-    file.write_bytes(
-        b"".join(
-            wet_record(url, f"Title\n{text}") for url, text in zip(urls, texts, strict=True)
-        )
-    )
-    small.config(
-        input={"files": [str(file)]}, engine={**engine, "document_timeout_s": limit_s}
-    )
+    """The process is killed and replaced, and the run ends without the document, also when resumed.
+
+    The config is edited meanwhile: the run keeps what it was planned with.
+    """
+    texts = [f"endless edit {small.path}", *(f"page {n} of some words" for n in "ab")]
+    records = [
+        wet_record(f"https://example.org/{number}", f"Title\n{text}")
+        for number, text in enumerate(texts[:num_documents])
+    ]
+    (small.folder / "a.warc.wet").write_bytes(b"".join(records))
+    sections: dict[str, Any] = {
+        "input": {"files": [str(small.folder / "a.*.wet")]},
+        "engine": {**engine, "document_timeout_s": limit_s},
+    }
+    small.config(**sections)
     done = run_deadly(small)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert small.path.read_text().startswith("edited")
     found = RunFolder.open(small.folder / "run")
     counts = found.folder("extract").summary()["counters"]["counts"]
     assert counts["dropped.length.too_slow"] == 1
@@ -200,24 +202,6 @@ def test_a_document_that_does_not_end_is_left_out(
         line = "a document took longer than engine.document_timeout_s"
         assert done.stderr.count(line) == len(notes)
         monkeypatch.setattr(Extract, "stages", DEADLY_STAGES)
-        again = list(run(make_plan(load(str(small.path)))))
+        again = list(run(small.plan(**sections)))
         assert all(isinstance(event, PhaseFinished) for event in again)
         assert len(again) == len(registry.PHASES)
-
-
-def test_a_run_that_is_started_again_keeps_the_config_that_it_was_planned_with(
-    small: Small,
-) -> None:
-    """The file is edited while a document takes too long."""
-    file = small.folder / "a.warc.wet"
-    file.write_bytes(
-        wet_record("https://example.org/", f"Title\nendless edit {small.path}")
-    )
-    pattern = str(small.folder / "*.warc.wet")
-    small.config(
-        input={"files": [pattern]}, engine={"kind": "inline", "document_timeout_s": 3}
-    )
-    done = run_deadly(small)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert small.path.read_text().startswith("edited")
-    assert "a document took longer than engine.document_timeout_s" in done.stderr

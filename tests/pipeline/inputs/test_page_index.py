@@ -26,7 +26,7 @@ from stages.warc.read_report import Quarantined, ReadReport
 from stages.warc.reader import PageTimeout
 from storage.retries import RetryPolicy
 from storage.settings import DEFAULT_SETTINGS
-from tests.pipeline.conftest import Small
+from tests.pipeline.conftest import Small, run_until
 from tests.pipeline.inputs.snapshot import CRAWL, make_snapshot
 from tests.servers import FileServer
 
@@ -342,8 +342,8 @@ def test_tasks_of_a_cluster_share_the_rate(small: Small, snapshot: FileServer) -
     query = make_input(snapshot, domains=["beta.org"])
     plan = small.plan(input=query, engine={"kind": "ray"})
     shares: list[int] = []
-    for event in run(plan):
-        if isinstance(event, TaskFinished) and event.phase == "extract":
+    for event in run_until(plan, "extract"):
+        if isinstance(event, TaskFinished):
             shares += [count_readers(plan.config, splits) for splits in (1, 100)]
     assert set(shares) == {1, 2}  # the shared Ray has two CPUs
     assert read_words(RunFolder.open(plan.run_dir)) == WORDS[5:15]

@@ -187,30 +187,30 @@ def hash_shards(phase: WriteShards, task_ids: Iterable[str]) -> dict[str, str]:
 def test_a_group_opens_each_split_once_in_memory_and_on_disk(
     small: Small, wet_file: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """500 splits and 200 shards: groups of 50 open 4 x 500 files and write the same bytes as shards alone."""
-    files = [small.folder / f"{number:03d}.wet.gz" for number in range(500)]
+    """100 splits and 40 shards: groups of 10 open 4 x 100 files and write the same bytes as shards alone."""
+    files = [small.folder / f"{number:03d}.wet.gz" for number in range(100)]
     for file in files:
         os.link(wet_file, file)
-    settings: dict[str, Any] = {"write_shards": {"shard_tokens": 69}}
+    settings: dict[str, Any] = {"write_shards": {"shard_tokens": 60}}
     plan = small.plan(input={"files": [str(file) for file in files]}, **settings)
     write_tiny_splits(plan, docs_per_split=5)
     phase = WriteShards(plan)
     phase.folder.begin()
-    task_ids = phase.task_ids()[:200]
+    task_ids = phase.task_ids()[:40]
     found: list[dict[str, str]] = []
-    for num_held in (50, 17):
+    for num_held in (10, 4):
         held = classmethod(lambda *_, num_held=num_held: num_held)
         monkeypatch.setattr(WriteShards, "count_held", held)
         opened.clear()
-        for start in range(0, 200, 50):
-            results = run_group(phase, task_ids[start : start + 50], plan.config.engine)
+        for start in range(0, 40, 10):
+            results = run_group(phase, task_ids[start : start + 10], plan.config.engine)
             assert {result.failed for result in results} == {None}
-        assert opened == {"documents.arrow": 4 * 500, "tokens.bin": 4 * 500}
+        assert opened == {"documents.arrow": 4 * 100, "tokens.bin": 4 * 100}
         assert not list(phase.folder.path(STAGING).iterdir())
         found.append(hash_shards(phase, task_ids))
         phase.folder.delete_records()
         phase.folder.begin()
-    alone = task_ids[::50]
+    alone = task_ids[::10]
     for task_id in alone:
         phase.run(task_id)
     assert found[0] == found[1]

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from config_files.reader import ConfigError
 from pipeline.config import RunConfig
-from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases.previous_runs import find_owner
 from pipeline.planning.plan import make_plan
 from pipeline.reporting.explain import explain, format_trace
@@ -27,7 +26,7 @@ from pipeline.reporting.preview import preview
 from pipeline.runs.run_folder import RunFolder
 from stages.dedup.minhash import MinHash
 from tests.conftest import wet_record
-from tests.pipeline.conftest import Small
+from tests.pipeline.conftest import Small, run_until
 
 LONG = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")
 # Pages are made of short lines, and of long lines that are near-duplicates of each other.
@@ -80,9 +79,7 @@ class Crawl:
         plan = make_plan(
             RunConfig.model_validate({**self.tree, **places, "input": {"files": files}})
         )
-        for event in run(plan):
-            if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
-                break
+        list(run_until(plan, "fuzzy_dedup"))
         return RunFolder.open(plan.run_dir)
 
 

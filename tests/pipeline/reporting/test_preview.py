@@ -15,7 +15,7 @@ import pytest
 
 from config_files.reader import ConfigError
 from pipeline.config import load
-from pipeline.execution.engine import PhaseFinished, run
+from pipeline.execution.engine import run
 from pipeline.phases.annotate import Annotate
 from pipeline.planning.plan import make_plan
 from pipeline.reporting.browse import build_index
@@ -25,7 +25,7 @@ from pipeline.reporting.preview.preview_run import NUM_EXAMPLES
 from pipeline.reporting.report import make_report
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from terminal_output.console import SafeConsole
-from tests.pipeline.conftest import Small
+from tests.pipeline.conftest import Small, run_until
 from tests.pipeline.reporting.pages import PAGES, write_pages
 
 WITH_SIGNALS: dict[str, Any] = {
@@ -267,9 +267,7 @@ def test_preview_reads_only_the_run_and_writes_nothing(
 
 def test_run_without_select_is_an_error(signals: Small) -> None:
     """Before select has run there is nothing to compare with."""
-    for event in run(signals.plan()):
-        if isinstance(event, PhaseFinished) and event.phase == "fuzzy_dedup":
-            break
+    list(run_until(signals.plan(), "fuzzy_dedup"))
     with pytest.raises(
         RunNotFound, match="select is not done yet; run the config to its end first"
     ):
@@ -316,9 +314,7 @@ def test_terminal_and_json_show_every_part(signals: Small) -> None:
 
 def test_run_without_tokenize_has_no_tokens(signals: Small) -> None:
     """Without counted tokens none are estimated."""
-    for event in run(signals.plan()):
-        if isinstance(event, PhaseFinished) and event.phase == "select":
-            break
+    list(run_until(signals.plan(), "select"))
     found_preview = preview(
         RunFolder.open(signals.folder / "run"), ["select.language=null"]
     )

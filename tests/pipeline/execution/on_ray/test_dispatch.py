@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline.config.engine import EngineConfig
 from pipeline.execution.on_ray.dispatch import dispatch
 from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.on_ray.worker import report_group
@@ -100,6 +101,21 @@ class Endless(Extract):
             time.sleep(0.05)
 
 
+@pytest.fixture(scope="module")
+def joined(ray_of_session: SharedRay) -> Iterator[RayEngine]:
+    """An engine that stays connected to the shared Ray, so that its workers start once."""
+    with RayEngine(EngineConfig(kind="ray")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(joined: RayEngine, shared_ray: SharedRay) -> RayEngine:
+    """The connected engine with the usual settings."""
+    joined.config, joined.on_documents = EngineConfig(kind="ray"), None
+    joined.start()
+    return joined
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + DEADLINE_S
@@ -127,39 +143,37 @@ def collect(
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_a_killed_group_repeats_only_tasks_that_were_not_done(small: Small) -> None:
+def test_a_killed_group_repeats_only_tasks_that_were_not_done(
+    small: Small, engine: RayEngine
+) -> None:
     """They are repeated alone, so no death counts for a task that did not cause it."""
+    import ray
+
     phase = Dying(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
-    with RayEngine(phase.config.engine) as engine:
-        engine.start()
-        import ray
-
-        run_group = partial(report_group, phase, phase.config.engine, read_umask(), 0.5)
-        lists = dispatch([TASK_IDS], ray.put(run_group), {"num_cpus": 1})
-        results = [TaskResult.from_json(text) for texts in lists for text in texts]
+    run_group = partial(report_group, phase, engine.config, read_umask(), 0.5)
+    lists = dispatch([TASK_IDS], ray.put(run_group), {"num_cpus": 1})
+    results = [TaskResult.from_json(text) for texts in lists for text in texts]
     assert {result.task_id for result in results} == set(TASK_IDS)
     assert not any(result.failed or result.num_deaths for result in results)
     assert phase.count_attempts() == [1, 2, 1, 1, 1]
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_a_death_counts_for_the_task_of_the_process(small: Small) -> None:
+def test_a_death_counts_for_the_task_of_the_process(
+    small: Small, engine: RayEngine
+) -> None:
     """The event of the task says how often it was repeated."""
     phase = Dying(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
-    with RayEngine(phase.config.engine) as engine:
-        results = collect(engine, phase, lambda: None)
+    results = collect(engine, phase, lambda: None)
     deaths = {result.task_id: result.num_deaths for result in results}
     assert deaths == {**dict.fromkeys(TASK_IDS, 0), "second": 1}
     assert phase.count_attempts() == [1, 2, 1, 1, 1]
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_documents_are_reported_while_a_task_runs(small: Small) -> None:
+def test_documents_are_reported_while_a_task_runs(small: Small, engine: RayEngine) -> None:
     """The task waits until the driver knows how many it has read."""
     phase = Endless(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
@@ -168,28 +182,28 @@ def test_documents_are_reported_while_a_task_runs(small: Small) -> None:
 
     def on_documents(*report: Any) -> None:
         reported.append(report)
-        phase.gate.touch()
+        if report == (task_id, 3.0):
+            phase.gate.touch()
 
-    with RayEngine(phase.config.engine) as engine:
-        engine.on_documents = on_documents
-        (result,) = engine.run_tasks(phase, [task_id])
+    engine.on_documents = on_documents
+    (result,) = engine.run_tasks(phase, [task_id])
     assert (result.failed, result.num_documents) == (None, 3)
     assert reported[-1] == (task_id, 3.0)
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_results_arrive_when_their_tasks_end(small: Small) -> None:
+def test_results_arrive_when_their_tasks_end(small: Small, engine: RayEngine) -> None:
     """The driver has the first result while the other tasks wait for it."""
     phase = Waiting(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
-    with RayEngine(phase.config.engine) as engine:
-        collect(engine, phase, phase.find_file(OPEN).touch)
+    collect(engine, phase, phase.find_file(OPEN).touch)
     assert phase.count_attempts() == [1, 1, 1, 1, 1]
 
 
 @pytest.mark.ray
-def test_a_killed_dispatcher_loses_no_result(small: Small, shared_ray: SharedRay) -> None:
+def test_a_killed_dispatcher_loses_no_result(
+    small: Small, engine: RayEngine, ray_of_session: SharedRay
+) -> None:
     """Its running tasks are repeated, and no death is counted."""
     plan = small.plan(engine={"kind": "ray", "advanced": {"max_attempts": 1}})
     phase = Waiting(plan)
@@ -197,25 +211,26 @@ def test_a_killed_dispatcher_loses_no_result(small: Small, shared_ray: SharedRay
 
     def kill_dispatcher() -> None:
         wait_until(lambda: phase.count_attempts()[1:3] == [1, 1])
-        processes = list_descendants(shared_ray.pid)
+        processes = list_descendants(ray_of_session.pid)
         (dispatcher,) = [each for each in processes if each.name.startswith("ray::Map")]
         dispatcher.kill()
         wait_until(lambda: phase.count_attempts()[1:3] == [2, 2])
         phase.find_file(OPEN).touch()
 
-    with RayEngine(phase.config.engine) as engine:
-        results = collect(engine, phase, kill_dispatcher)
+    engine.config = phase.config.engine
+    results = collect(engine, phase, kill_dispatcher)
     assert phase.count_attempts() == [1, 2, 2, 1, 1]
     assert not any(result.num_deaths for result in results)
 
 
 @pytest.mark.ray
 def test_a_lost_machine_repeats_only_what_ran_there(
-    small: Small, monkeypatch: pytest.MonkeyPatch
+    small: Small, joined: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tasks are repeated elsewhere, and no death is counted: one would fail a task here."""
     from ray.cluster_utils import Cluster
 
+    joined.__exit__(None, None, None)  # this process joins another cluster
     plan = small.plan(engine={"kind": "ray", "advanced": {"max_attempts": 1}})
     phase = Waiting(plan)
     phase.folder.begin()

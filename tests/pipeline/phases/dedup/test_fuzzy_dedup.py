@@ -212,9 +212,11 @@ def test_a_rule_drops_no_document_through_a_chain(
     assert count_dissimilar(run_to_select(config, "fuzzy_dedup.rule=null", other_run)) > 5
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "value"),
-    [
+def test_the_size_of_tasks_changes_nothing(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few documents at a time, and any number of partitions and merges, give the same decisions."""
+    sizes: list[tuple[Any, str, int]] = [
         (candidate_groups, "count_ngrams_held", 300),
         (merge_clusters, "MEMBERS_PER_BATCH", 3),
         (merge_clusters, "MAX_READS", 20),
@@ -222,18 +224,14 @@ def test_a_rule_drops_no_document_through_a_chain(
         (fuzzy_dedup, "MAX_SORTED", 2),
         (hash_phase, "count_partitions", 2),
         (hash_phase, "count_partitions", 100),
-    ],
-)
-def test_the_size_of_tasks_changes_nothing(
-    config: str, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: int
-) -> None:
-    """Few documents at a time, and any number of partitions and merges, give the same decisions."""
+    ]
     expected = run_to_select(config)
-    is_function = name.startswith("count")
-    monkeypatch.setattr(module, name, (lambda *_: value) if is_function else value)
-    assert (
-        run_to_select(config, "run_dir=" + str(Path(config).parent / "other")) == expected
-    )
+    for number, (module, name, value) in enumerate(sizes):
+        is_function = name.startswith("count")
+        other_run = f"run_dir={Path(config).parent / str(number)}"
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, (lambda *_, n=value: n) if is_function else value)
+            assert run_to_select(config, other_run) == expected, (name, value)
 
 
 def test_a_higher_threshold_repeats_only_the_comparison(config: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.config import load
-from pipeline.execution.engine import PhaseFinished, run
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup import hash_phase
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
@@ -28,8 +27,10 @@ from pipeline.runs.ngram_sets import LocalSets
 from stages.dedup import candidate_groups
 from tests.bucket_like_store import read_like_a_bucket
 from tests.conftest import wet_record
+from tests.pipeline.conftest import run_until
 
-NUM_SPLITS = 200
+NUM_SPLITS = 50
+NEXT = 17  # splits from one with a similar document to the one that has the original
 DOCUMENTS_PER_SPLIT = 20
 NUM_WORDS = 120  # of each document, so that all have as many n-grams
 NGRAM_BYTES = 4 * (NUM_WORDS - 4)
@@ -53,12 +54,10 @@ def write_config(folder: Path, tokenizer: Path, texts: list[list[str]]) -> str:
     return str(path)
 
 
-def run_until(config: str, phase: str) -> RunPlan:
+def run_config(config: str, phase: str) -> RunPlan:
     """Run a config until a phase has finished."""
     plan = make_plan(load(config))
-    for event in run(plan):
-        if isinstance(event, PhaseFinished) and event.phase == phase:
-            break
+    list(run_until(plan, phase))
     return plan
 
 
@@ -85,7 +84,7 @@ def run_phase(phase: PartitionPhase, counts: Counter[str]) -> list[Counter[str]]
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> RunPlan:
-    """Annotated: 200 splits of 20 documents, of which one in ten is similar to one of another split."""
+    """Annotated: 50 splits of 20 documents, of which one in ten is similar to one of another split."""
     rng = random.Random(3)
 
     def make_words() -> list[str]:
@@ -93,18 +92,18 @@ def sparse(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Ru
 
     texts = [[make_words() for _ in range(DOCUMENTS_PER_SPLIT)] for _ in range(NUM_SPLITS)]
     for number in range(NUM_SPLITS):
-        original = texts[(number + 77) % NUM_SPLITS][3]
+        original = texts[(number + NEXT) % NUM_SPLITS][3]
         texts[number][15] = [*original[:-1], "other"]
     pages = [[" ".join(words) for words in split] for split in texts]
     folder = tmp_path_factory.mktemp("sparse")
-    return run_until(write_config(folder, tiny_tokenizer, pages), "annotate")
+    return run_config(write_config(folder, tiny_tokenizer, pages), "annotate")
 
 
 def expect_sparse_decisions() -> list[list[tuple[int, int]]]:
     """Return what `find_decisions` finds: the later document of each pair is dropped."""
     expected: list[list[tuple[int, int]]] = [[] for _ in range(NUM_SPLITS)]
     for number in range(NUM_SPLITS):
-        pair = [(number, 15), ((number + 77) % NUM_SPLITS, 3)]
+        pair = [(number, 15), ((number + NEXT) % NUM_SPLITS, 3)]
         (kept, kept_record), (dropped, record) = sorted(pair)
         expected[dropped].append((record, kept << 32 | kept_record))
     return [sorted(rows) for rows in expected]
@@ -198,7 +197,7 @@ def test_a_large_group_is_compared_in_parts(
     config = write_config(tmp_path, tiny_tokenizer, make_template_pages(3, 20))
     monkeypatch.setattr(candidate_groups, "MAX_COMPARED", 7)
     monkeypatch.setattr(candidate_groups, "count_ngrams_held", lambda *_: 1000)
-    plan = run_until(config, "fuzzy_dedup")
+    plan = run_config(config, "fuzzy_dedup")
     decisions = [row for rows in find_decisions(plan) for row in rows]
     assert [representative for _, representative in decisions] == [0] * 59
     assert 2 <= max(held) <= 2 * 7
@@ -210,7 +209,7 @@ def test_equal_sets_of_a_split_are_stored_and_read_once(
     """50 equal pages cost one set of each split."""
     text = " ".join(f"w{i}" for i in range(NUM_WORDS))
     config = write_config(tmp_path, tiny_tokenizer, [[text] * 50, [text] * 50])
-    plan = run_until(config, "fuzzy_dedup")
+    plan = run_config(config, "fuzzy_dedup")
     for phase in (FuzzyNgrams, FuzzyMemberNgrams):
         plan.folder(phase.name).root.delete_all()
         with read_like_a_bucket() as counts:

@@ -33,9 +33,14 @@ from pipeline.runs.split_output import read_row_groups
 from stages.dedup.substring_dedup import SPANS, cut_spans, hash_windows
 from tests.conftest import wet_record
 from tests.faults.runs.small_run import hash_outputs
-from tests.pipeline.conftest import Small
+from tests.pipeline.conftest import Small, run_until
 
 MIN_WORDS = 5
+SECTIONS: dict[str, Any] = {
+    "extract": {"length": {"min_chars": 1}},
+    "paragraph_dedup": {"keep": "keep_all"},
+    "substring_dedup": {"min_words": MIN_WORDS},
+}
 
 # URL -> text
 Pages = dict[str, str]
@@ -74,14 +79,8 @@ def write_files(small: Small, pages: Pages, name: str) -> list[str]:
 
 def run_pages(small: Small, pages: Pages, name: str = "run", **sections: Any) -> RunFolder:
     """Run these pages with substring_dedup alone."""
-    given_sections: dict[str, Any] = {
-        "input": {"files": write_files(small, pages, name)},
-        "extract": {"length": {"min_chars": 1}},
-        "paragraph_dedup": {"keep": "keep_all"},
-        "substring_dedup": {"min_words": MIN_WORDS},
-        **sections,
-    }
-    return small.run(name, **given_sections)[0]
+    files = {"files": write_files(small, pages, name)}
+    return small.run(name, **{"input": files, **SECTIONS, **sections})[0]
 
 
 def read_documents(*arguments: Any) -> Iterator[pa.Table]:
@@ -233,9 +232,10 @@ def test_ray_writes_the_same_files(small: Small) -> None:
     pages = make_pages(0)
     inline = run_pages(small, pages)
     files = {"files": write_files(small, pages, "run")}
-    on_ray = run_pages(small, pages, "ray", input=files, engine={"kind": "ray"})
+    plan = small.plan("ray", **{**SECTIONS, "input": files, "engine": {"kind": "ray"}})
+    list(run_until(plan, "annotate"))
     for phase in ("substring_hashes", "substring_dedup", "annotate"):
-        one, other = inline.folder(phase), on_ray.folder(phase)
+        one, other = inline.folder(phase), plan.folder(phase)
         names = [
             name for name in one.root.list_names() if name.endswith((".arrow", ".parquet"))
         ]
