@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 
 from storage.errors import DamagedFile
 from storage.json_schema import Count, JsonObject, Seconds, Sha256, parse_json
-from tests.json_mutations import damaged_json
+from tests.faults.fuzz.mutations import mutated_json_bytes
 
 
 class Output(JsonObject):
@@ -100,7 +100,7 @@ def test_a_message_is_short_however_large_the_value_is() -> None:
         assert len(str(caught.value)) < 500
 
 
-@given(content=damaged_json(VALUE))
+@given(content=mutated_json_bytes([VALUE]))
 def test_damaged_json_is_accepted_in_range_or_refused(content: bytes) -> None:
     """Nothing but DamagedFile is raised, and what is accepted fits."""
     try:

@@ -118,7 +118,7 @@ def read_marker(path: Path | Store) -> Marker:
     where = store.locate(MARKER)
     try:
         content = load_json(store.read_bytes(MARKER))
-        Table(Anything()).check(content)
+        check_json(content, TypeAdapter(dict[str, Any]))
         digest, version = content.pop("digest", None), content.get("version")
         if digest != _compute_own_digest(content):
             raise CheckpointDamaged(f"{where} differs from the digest in it")

@@ -78,12 +78,24 @@ HOSTILE_VALUES: tuple[Any, ...] = (
     "\x1b]52;c;x\x1b\\",
     "x" * 10_000,
     "\ud800",
+    "a\x00b",
+    "٣",
     [],
     {},
     [[]],
     [None],
     {"": None},
 )
+ANY_JSON = st.recursive(
+    st.sampled_from(HOSTILE_VALUES) | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+# Readers that call themselves have a limit of depth.
+DEEP_JSON = st.sampled_from([b"[" * depth for depth in (900, 990, 100_000)])
 
 T = TypeVar("T")
 
@@ -133,7 +145,7 @@ def _mutate_inside(draw: st.DrawFn, value: dict[str, Any] | list[Any]) -> None:
         _mutate_inside(draw, inner)
         return
     kind = draw(st.sampled_from(("replace", "remove", "add")))
-    hostile = draw(st.sampled_from(HOSTILE_VALUES) | st.integers() | st.text(max_size=9))
+    hostile = draw(ANY_JSON)
     if kind == "replace":
         value[key] = copy.deepcopy(hostile)  # a later edit may change it
     elif kind == "remove":
@@ -146,10 +158,11 @@ def _mutate_inside(draw: st.DrawFn, value: dict[str, Any] | list[Any]) -> None:
 
 @st.composite
 def mutated_json_bytes(draw: st.DrawFn, bases: Sequence[Any]) -> bytes:
-    """Draw JSON with hostile values, or with mutated bytes."""
+    """Draw JSON with hostile values, with mutated bytes, or of a great depth."""
     if draw(st.booleans()):
         return json.dumps(draw(mutated_json(bases))).encode()
-    return draw(mutated_bytes([json.dumps(base).encode() for base in bases]))
+    whole = [json.dumps(base).encode() for base in bases]
+    return draw(mutated_bytes(whole) | st.binary(max_size=20) | DEEP_JSON)
 
 
 def try_inputs(

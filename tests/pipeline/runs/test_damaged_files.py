@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pipeline.cli import make_program
 from pipeline.config import RunConfig
 from pipeline.execution.engine import PhaseStarted, run
-from pipeline.phases import registry
 from pipeline.planning.plan import make_plan
 from pipeline.runs.event_log import LOG, read_events
-from pipeline.runs.phase_folder import DAMAGED, PhaseFolder
-from pipeline.runs.run_folder import RunFolder, RunNotFound
+from pipeline.runs.phase_folder import DAMAGED
+from pipeline.runs.run_folder import RunFolder
 from pipeline.terminal import DONE, FAILED, WRONG_USAGE
-from stages.counters import Counters
 from storage import open_store
 from storage.errors import DamagedFile
 from tests.conftest import wet_record
 from tests.e2e.conftest import digests
-from tests.json_mutations import damaged_json
 
 
 @pytest.fixture(scope="module")
@@ -147,112 +141,6 @@ def test_a_damaged_run_json_is_written_again(copied: RunConfig) -> None:
         RunFolder.open(copied.run_dir)
     assert list_started(copied) == {}
     assert RunFolder.open(copied.run_dir).has_finished("write_shards")
-
-
-# ---- any damage ----
-
-
-def read_record(folder: Path, content: bytes) -> None:
-    made = PhaseFolder(open_store(folder))
-    (folder / "done").mkdir(exist_ok=True)
-    (folder / "done" / "a.json").write_bytes(content)
-    record = made.record("a")
-    counters = Counters.from_json(record["counters"])
-    assert all(number >= 0 for number in counters.counts.values())
-    assert all(output["bytes"] >= 0 for output in record["outputs"].values())
-
-
-def read_summary(folder: Path, content: bytes) -> None:
-    made = PhaseFolder(open_store(folder))
-    (folder / "phase.json").write_bytes(content)
-    is_complete = made.is_complete()
-    try:
-        summary = made.summary()
-    except DamagedFile:
-        assert not is_complete
-        raise
-    assert is_complete
-    Counters.from_json(summary["counters"])
-    assert summary["task_ids"] >= 0
-
-
-def read_run_file(folder: Path, content: bytes) -> None:
-    (folder / "run.json").write_bytes(content)
-    found = RunFolder.open(folder)
-    for name in found.folders.values():
-        assert "/" not in name
-    for phase in registry.list_phase_names():
-        try:
-            found.folder(phase)
-        except RunNotFound as error:
-            assert "run.json: folders: found" in str(error)  # noqa: PT017 - not always raised
-
-
-COUNTERS = {"counts": {"documents": 4}, "histograms": {"perplexity.en": {"-3": 4}}}
-READERS: Mapping[str, Any] = {
-    "record": (
-        read_record,
-        {
-            "task_id": "a",
-            "outputs": {"a.bin": {"bytes": 7, "sha256": "ab" * 32}},
-            "counters": COUNTERS,
-        },
-    ),
-    "summary": (read_summary, {"task_ids": 4, "of": "0f", "counters": COUNTERS}),
-    "run": (
-        read_run_file,
-        {
-            "config": {"input": {"files": ["a"]}},
-            "folders": {n: f"{n}-0123456789abcdef" for n in registry.list_phase_names()},
-            "splits": ["000000-0123abcd", "000001-0123abcd"],
-            "stages": {"extract": {"length": 1}},
-            "previous_runs": [
-                {
-                    "run_dir": "x",
-                    "config": {},
-                    "folders": {},
-                    "splits": ["000000-0123abcd"],
-                    "stages": {},
-                }
-            ],
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", READERS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_damage_is_refused_in_our_words(
-    kind: str, data: st.DataObject, tmp_path: Path
-) -> None:
-    """A value is accepted in its range, or DamagedFile names the file."""
-    reader, value = READERS[kind]
-    content = data.draw(damaged_json(value))
-    try:
-        reader(tmp_path, content)
-    except DamagedFile as error:
-        assert str(tmp_path) in str(error)  # noqa: PT017 - not always raised
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_damage_of_the_log_leaves_the_other_lines(
-    data: st.DataObject, tmp_path: Path
-) -> None:
-    """Each event that is read can be used, and the lines around the damage are read."""
-    event = {"time": 1.5, "event": "TaskFinished", "phase": "extract", "task_id": "a"}
-    event |= {"seconds": {"read": 0.5}, "cpu_seconds": {}, "failed": None}
-    event |= {"peak_mb": 3.5, "worker": "host:1"}
-    whole = json.dumps(event).encode() + b"\n"
-    damaged = data.draw(damaged_json(event)).replace(b"\n", b" ")
-    (tmp_path / LOG).write_bytes(whole + damaged + b"\n" + whole)
-    first, *between, last = read_events(open_store(tmp_path))
-    assert first == last == event
-    for found in between:
-        assert found["time"] >= 0
-        if found["event"] == "TaskFinished":
-            assert sum(found["seconds"].values()) >= 0
 
 
 # ---- commands ----

@@ -91,7 +91,9 @@ def test_clusters_are_those_of_plain_python(
         patch.setattr(merge_forests, "MAX_SORTED", max_sorted)
         path = tmp_path_factory.mktemp("clusters") / "clusters.arrow"
         components = Components.merge(read_forests)
-        num_written, num_batches = write_clusters(str(path), components, FIRST_OWN_ID, max_members)
+        num_written, num_batches = write_clusters(
+            str(path), components, FIRST_OWN_ID, max_members
+        )
     expected = expect_clusters(pairs, scores)
     with pa.ipc.open_file(path) as file:
         batches = [file.get_batch(i) for i in range(file.num_record_batches)]
