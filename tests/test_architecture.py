@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.processes import run_python
 
 PACKAGES = (
     "config_files",
@@ -193,13 +192,7 @@ def test_parts_of_the_trainer_import_one_another_one_way() -> None:
 def test_importing_a_package_is_light(package: str) -> None:
     """`import pipeline`, `import loader` need neither ray nor torch."""
     code = f"import sys, {package}; print([m for m in ('ray', 'torch', 'pandas') if m in sys.modules])"
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPOSITORY,
-    )
+    out = run_python("-c", code, check=True)
     assert out.stdout.strip() == "[]"
 
 

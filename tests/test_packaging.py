@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.processes import run_python
 
 PYPROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 TOP_PACKAGES = (
@@ -77,12 +78,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--wheel-dir",
         str(out),
     ]
-    built = subprocess.run(
-        [sys.executable, "-m", "pip", *build, str(source)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    built = run_python("-m", "pip", *build, str(source), check=True)
     assert "Warning" not in built.stdout + built.stderr
     (path,) = out.glob("*.whl")
     return path

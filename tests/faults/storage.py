@@ -250,7 +250,7 @@ def read_through(
     proxy = FaultProxy(server.port)
     # Without requests ahead, most blocks are fetched when the fault has begun.
     settings = make_settings(folder, ahead_bytes=1)
-    reading = Reading(f"http://127.0.0.1:{proxy.port}", settings)
+    reading = Reading(proxy.url, settings)
     try:
         break_proxy(proxy, chosen)
         reading.read_on()
@@ -268,7 +268,7 @@ def read_slowly(seed: int, folder: Path) -> None:
     proxy = FaultProxy(server.port)
     proxy.rate = random.Random(seed).uniform(20_000, 200_000)  # bytes per second
     reading = Reading(
-        f"http://127.0.0.1:{proxy.port}",
+        proxy.url,
         make_settings(folder, stall_timeout_s=LONG_STALL_TIMEOUT_S),
     )
     try:
@@ -317,7 +317,7 @@ def read_during_restart(seed: int, folder: Path) -> None:
         folder,
         ahead_bytes=1,
         stall_timeout_s=LONG_STALL_TIMEOUT_S,
-        store_options={**KEYS, "endpoint": f"http://127.0.0.1:{proxy.port}"},
+        store_options={**KEYS, "endpoint": proxy.url},
     )
     reading = Reading(address, settings)
     try:
@@ -367,7 +367,7 @@ def write_during_restart(seed: int, folder: Path) -> None:
     get_reference_digests()
     run_dir, messages = make_run_dir("object store", folder), folder / "messages"
     proxy = PausingProxy(server.port, chosen.randrange(NUM_PUTS))
-    environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}
+    environment = {"AWS_ENDPOINT_URL": proxy.url}
     plan = make_plan(make_config(run_dir))
     try:
         driver = start_driver(run_to_end, plan, messages=messages, environment=environment)

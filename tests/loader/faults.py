@@ -40,6 +40,7 @@ class FaultProxy:
         listening = asyncio.start_server(self._serve, "127.0.0.1", 0)
         self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
         self.port = int(self._server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
         """Accept no more connections, and end the open ones."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from loader.cli import main
-from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, Make
+from tests.processes import run_python
 
 
 def run_cli(*arguments: str | Path) -> int | str | None:
@@ -124,13 +122,7 @@ def test_the_command_line_says_how_to_install_typer() -> None:
         "import runpy, sys; sys.modules['typer'] = None; "
         "runpy.run_module('loader', run_name='__main__')"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-    )
+    ended = run_python("-c", code)
     assert ended.returncode == 1
     assert ended.stderr.strip().endswith("run pip install typer")
     assert len(ended.stderr.splitlines()) == 1

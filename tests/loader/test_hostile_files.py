@@ -68,7 +68,7 @@ def place(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
         yield str(folder)
         return
     server = FileServer(folder)
-    yield f"http://127.0.0.1:{server.port}"
+    yield server.url
     server.close()
 
 

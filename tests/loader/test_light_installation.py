@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset
+from tests.processes import run_python
 
 IMPORTED_LIBRARIES = """
 import sys
@@ -75,35 +72,29 @@ except StorageError as error:
 """
 
 
-def run_python(code: str, *arguments: str) -> str:
+def run_code(code: str, *arguments: str) -> str:
     """Run code in a new process and return its output."""
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-    )
+    ended = run_python("-c", code, *arguments)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
 def test_import_loader_needs_numpy_and_isal_only() -> None:
     """`import loader` imports no library besides numpy and isal, and of ours only what it needs."""
-    names = set(run_python(IMPORTED_LIBRARIES).split())
+    names = set(run_code(IMPORTED_LIBRARIES).split())
     ours = {"loader", "shardwriter", "storage", "terminal_output"}
     assert names <= {*ours, "numpy", "isal"}
 
 
 def test_stored_tokens_are_numpy_arrays_without_torch(dataset: Dataset) -> None:
     """With tokens="stored" the loader can be created and iterated although torch is missing."""
-    num_rows, position = run_python(STORED_TOKENS, str(dataset.folder)).split()
+    num_rows, position = run_code(STORED_TOKENS, str(dataset.folder)).split()
     assert int(num_rows) == int(position) > 0
 
 
 def test_tensors_without_torch_name_the_extra_to_install(dataset: Dataset) -> None:
     """int64 batches, a device and TokenDataset need torch, and the error says how to install it."""
-    lines = run_python(TENSORS, str(dataset.folder)).splitlines()
+    lines = run_code(TENSORS, str(dataset.folder)).splitlines()
     assert len(lines) == 3
     for line, reason in zip(
         lines, ("tokens='int64'", "device='cuda'", "TokenDataset"), strict=True
@@ -114,6 +105,6 @@ def test_tensors_without_torch_name_the_extra_to_install(dataset: Dataset) -> No
 
 def test_an_object_store_without_obstore_names_the_extra_to_install() -> None:
     """At once, with the address."""
-    line = run_python(OBJECT_STORE)
+    line = run_code(OBJECT_STORE)
     assert line.startswith("s3://bucket/web: object storage needs the package obstore")
     assert "pip install 'corpusmill[s3]'" in line

@@ -14,6 +14,7 @@ import pytest
 from loader.rank_discovery import resolve_rank
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset
+from tests.processes import run_python
 
 PLAN = """
 import sys, loader
@@ -30,10 +31,9 @@ def test_the_rank_is_read_from_the_environment_of_torchrun(dataset: Dataset) -> 
             for key, value in os.environ.items()
             if key not in ("RANK", "WORLD_SIZE")
         }
-        out = subprocess.run(
-            [sys.executable, "-c", PLAN, str(dataset.folder)],
-            capture_output=True, text=True, check=True, cwd=REPOSITORY, env=clean | environment,
-        ).stdout.split()  # fmt: skip
+        out = run_python(
+            "-c", PLAN, str(dataset.folder), check=True, env=clean | environment
+        ).stdout.split()
         assert out[1] == "False"
         rows.append(int(out[0]))
     assert rows[1] == rows[0] // 4

@@ -67,18 +67,25 @@ def settings(folder: Path, **given: Any) -> ReadSettings:
     return ReadSettings(**{"cache_dir": folder / "cache", **bounds, **given})
 
 
+def open_loader(address: str, given: ReadSettings | None, **order: int) -> TokenLoader:
+    """Return a loader of one rank and one epoch."""
+    usual = {"global_batch_rows": 8, "interleave_depth": 4, "window_rows": 8}
+    return TokenLoader(
+        address,
+        seq_len=T,
+        rank=0,
+        world_size=1,
+        epochs=1,
+        settings=given,
+        **{**usual, **order},
+    )
+
+
 def stream(
     address: str, given: ReadSettings | None = None
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """Return all rows of an epoch, and the statistics of the loader."""
-    order = {
-        "seq_len": T,
-        "global_batch_rows": 8,
-        "interleave_depth": 4,
-        "window_rows": 8,
-        "epochs": 1,
-    }
-    loader = TokenLoader(address, rank=0, world_size=1, settings=given, **order)
+    loader = open_loader(address, given)
     rows = [row for batch in loader for row in batch["input_ids"].tolist()]
     stats = loader.stats()
     loader.close()
@@ -95,7 +102,7 @@ def test_a_remote_dataset_has_the_rows_of_the_local_one(
     server: FileServer, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """Over http; the second epoch comes from the cache."""
-    address = f"http://127.0.0.1:{server.port}"
+    address = server.url
     rows, stats = stream(address, settings(tmp_path))
     assert rows == expected
     assert stats["cache_misses"] > 3
@@ -115,10 +122,7 @@ def test_blocks_are_fetched_ahead(
         given = settings(
             tmp_path / str(ahead_bytes), block_bytes=4096, ahead_bytes=ahead_bytes
         )
-        loader = TokenLoader(
-            f"http://127.0.0.1:{server.port}", seq_len=T, global_batch_rows=1, rank=0, world_size=1, interleave_depth=4,
-            window_rows=8, epochs=1, settings=given,
-        )  # fmt: skip
+        loader = open_loader(server.url, given, global_batch_rows=1)
         next(loader)
         return loader
 
@@ -148,7 +152,7 @@ def test_blocks_of_one_epoch_at_most_are_requested(
     before_s = time.process_time()
     threads = threading.enumerate()
     loader = TokenLoader(
-        f"http://127.0.0.1:{server.port}",
+        server.url,
         seq_len=T,
         global_batch_rows=8,
         rank=0,
@@ -166,9 +170,7 @@ def test_cut_connections_are_resumed(
 ) -> None:
     """Every connection is reset after 20 KB: only the missing bytes are requested again."""
     proxy.cut_after = 20_000
-    rows, stats = stream(
-        f"http://127.0.0.1:{proxy.port}", settings(tmp_path, block_bytes=65536)
-    )
+    rows, stats = stream(proxy.url, settings(tmp_path, block_bytes=65536))
     assert rows == expected
     assert stats["retries"] > 3
 
@@ -179,16 +181,8 @@ def test_reading_continues_after_an_outage(
     """Connections are refused and cut, then the server is back: the rows are the same."""
     proxy.cut_after, proxy.cuts = 10_000, 2
     timer = threading.Timer(0.5, lambda: setattr(proxy, "refuse", False))
-    address, given = f"http://127.0.0.1:{proxy.port}", settings(tmp_path)
-    loader = TokenLoader(
-        address,
-        seq_len=T,
-        global_batch_rows=8,
-        interleave_depth=4,
-        window_rows=8,
-        epochs=1,
-        settings=given,
-    )
+    address, given = proxy.url, settings(tmp_path)
+    loader = open_loader(address, given)
     rows = next(loader)["input_ids"].tolist()
     proxy.refuse = True
     timer.start()
@@ -203,15 +197,7 @@ def test_a_server_that_stays_away_is_an_error_in_time(
     """The error has file, bytes and cause. The loader can continue later."""
     # Without requests ahead, and with small windows, the first steps need blocks of one shard only.
     given = settings(tmp_path, stall_timeout_s=1.0, request_timeout_s=0.3, ahead_bytes=0)
-    loader = TokenLoader(
-        f"http://127.0.0.1:{proxy.port}",
-        seq_len=T,
-        global_batch_rows=8,
-        interleave_depth=1,
-        window_rows=8,
-        epochs=1,
-        settings=given,
-    )
+    loader = open_loader(proxy.url, given, interleave_depth=1)
     first = next(loader)
     proxy.refuse = True
     with pytest.raises(
@@ -238,7 +224,7 @@ def test_a_server_that_sends_nothing_is_an_error_in_time(
         ReadFailed,
         match=r"manifest.json \(head\): .*no byte came for 1.5 s \(stall_timeout_s\)",
     ):
-        stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, stall_timeout_s=1.5))
+        stream(proxy.url, settings(tmp_path, stall_timeout_s=1.5))
 
 
 @pytest.mark.parametrize("fault", ["withheld", "no answer", "503"])
@@ -256,17 +242,7 @@ def test_blocks_that_were_requested_ahead_do_not_delay_an_error(
     )
     with FileServer(files) as server:
         server.num_healthy, server.fault = 12, fault
-        loader = TokenLoader(
-            server.url,
-            seq_len=T,
-            global_batch_rows=8,
-            rank=0,
-            world_size=1,
-            interleave_depth=4,
-            window_rows=8,
-            epochs=1,
-            settings=given,
-        )
+        loader = open_loader(server.url, given)
         rows: list[list[int]] = []
 
         def read_on() -> None:
@@ -297,11 +273,8 @@ def test_a_manifest_that_cannot_be_read_is_requested_from_one_place(
     with FileServer(files) as server:
         server.fault = "no answer"
         with pytest.raises(ReadFailed, match=r"manifest.json.*no byte came for 1 s"):
-            TokenLoader(
-                f"{server.url}/run/dataset",
-                seq_len=T,
-                global_batch_rows=8,
-                settings=settings(tmp_path, stall_timeout_s=1.0),
+            open_loader(
+                f"{server.url}/run/dataset", settings(tmp_path, stall_timeout_s=1.0)
             )
         assert {path for path, *_ in server.ranges} == {"run/dataset/manifest.json"}
 
@@ -320,16 +293,9 @@ def test_a_closed_loader_leaves_no_files_or_threads(
     served: Dataset, server: FileServer, tmp_path: Path, is_remote: bool
 ) -> None:
     """Also if it is closed in the middle of the epoch, and is not garbage-collected."""
-    address = f"http://127.0.0.1:{server.port}" if is_remote else str(served.folder)
+    address = server.url if is_remote else str(served.folder)
     threads = threading.enumerate()
-    loader = TokenLoader(
-        address,
-        seq_len=T,
-        global_batch_rows=8,
-        rank=0,
-        world_size=1,
-        settings=settings(tmp_path, block_bytes=4096),
-    )
+    loader = open_loader(address, settings(tmp_path, block_bytes=4096))
     batch = next(loader)
     assert list_open_files(served.folder, tmp_path)
     loader.close()
@@ -343,12 +309,7 @@ def test_a_stalled_answer_is_requested_again(
 ) -> None:
     """Connections send nothing after 24 KB."""
     proxy.hang_after = 24_000
-    assert (
-        stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path, request_timeout_s=0.2))[
-            0
-        ]
-        == expected
-    )
+    assert stream(proxy.url, settings(tmp_path, request_timeout_s=0.2))[0] == expected
 
 
 def test_a_slow_connection_is_no_error(
@@ -359,7 +320,7 @@ def test_a_slow_connection_is_no_error(
     given = settings(
         tmp_path, stall_timeout_s=5.0, request_timeout_s=4.0, block_bytes=65536
     )
-    assert stream(f"http://127.0.0.1:{proxy.port}", given)[0] == expected
+    assert stream(proxy.url, given)[0] == expected
 
 
 def test_a_bit_error_in_transit_is_fetched_again(
@@ -367,9 +328,9 @@ def test_a_bit_error_in_transit_is_fetched_again(
 ) -> None:
     """The checksum detects it. The second copy is used, and the first is not cached."""
     loader_settings = settings(tmp_path)
-    stream(f"http://127.0.0.1:{proxy.port}", settings(tmp_path / "warm"))
+    stream(proxy.url, settings(tmp_path / "warm"))
     proxy.flip = True
-    rows, stats = stream(f"http://127.0.0.1:{proxy.port}/", loader_settings)
+    rows, stats = stream(f"{proxy.url}/", loader_settings)
     assert rows == expected
     assert proxy.flips == 1
     assert stats["refetches"] == 1
@@ -389,10 +350,8 @@ def test_a_bit_error_at_the_source_is_reported(tmp_path: Path) -> None:
         ShardCorrupt,
         match=r"shard-000000.tar, sample 000000-0000\d, bytes \d+\.\.\d+: found tokens",
     ):
-        stream(f"http://127.0.0.1:{server.port}", settings(tmp_path))
-    rows, stats = stream(
-        f"http://127.0.0.1:{server.port}", settings(tmp_path, on_corrupt="skip_and_count")
-    )
+        stream(server.url, settings(tmp_path))
+    rows, stats = stream(server.url, settings(tmp_path, on_corrupt="skip_and_count"))
     assert stats["damaged_samples"] == 1
     assert stats["skipped_rows"] > 0
     assert len(rows) == 156
@@ -403,7 +362,7 @@ def test_a_damaged_cache_file_is_fetched_again(
     server: FileServer, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """The checksum detects damage by a bad disk too."""
-    address, given = f"http://127.0.0.1:{server.port}", settings(tmp_path)
+    address, given = server.url, settings(tmp_path)
     stream(address, given)
     for path in (tmp_path / "cache").glob("*.tar-*"):
         data = bytearray(path.read_bytes())
@@ -419,7 +378,7 @@ def test_a_missing_file_is_an_error_at_once(server: FileServer, tmp_path: Path) 
         match=r"no/such/manifest.json \(head\): there is no such object.*; correct the address",
     ):
         stream(
-            f"http://127.0.0.1:{server.port}/no/such",
+            f"{server.url}/no/such",
             settings(tmp_path, stall_timeout_s=60),
         )
     assert [path for _, path, _ in server.requests].count("no/such/manifest.json") == 1
@@ -430,7 +389,7 @@ def test_the_cache_stays_within_its_size(
 ) -> None:
     """With room for a third of the dataset, old blocks are deleted and the rows are the same."""
     given = settings(tmp_path, cache_bytes=50_000, block_bytes=8192)
-    rows, stats = stream(f"http://127.0.0.1:{server.port}", given)
+    rows, stats = stream(server.url, given)
     assert rows == expected
     assert stats["cache_evictions"] > 0
     held = sum(path.stat().st_size for path in (tmp_path / "cache").iterdir())
@@ -451,7 +410,7 @@ def test_a_cache_folder_of_another_user_is_refused(
     os.chown(folder, 12345, 12345)
     message = rf"{folder}: .* of user 0 .*; found user 12345, mode 777; set .*cache_dir"
     with pytest.raises(ReadFailed, match=message):
-        stream(f"http://127.0.0.1:{server.port}", settings(tmp_path))
+        stream(server.url, settings(tmp_path))
     assert os.listdir(folder) == []
 
 
@@ -488,7 +447,7 @@ def test_other_content_of_the_cache_folder_is_left_alone(
         os.utime(cache / name, (0, 0))  # used least recently
     for number in range(0, 1024, 2):
         (cache / f"{number:04d}.lock").mkdir()
-    address = f"http://127.0.0.1:{server.port}"
+    address = server.url
     given = settings(tmp_path, cache_bytes=50_000, block_bytes=8192)
     assert stream(address, given)[0] == expected
     for name in names:

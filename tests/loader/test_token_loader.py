@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from loader.batches.batch_builder import IGNORED_LABEL
 from loader.state import ResumeMismatch
 from loader.storage import ReadFailed, ReadSettings
 from shardwriter.format import FormatError, read_index
-from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset, Make
 from tests.loader.resume_law import (
     Interruption,
@@ -31,6 +28,7 @@ from tests.loader.resume_law import (
     open_ranks,
     read_steps,
 )
+from tests.processes import run_python
 
 
 def list_rows(batch: dict[str, Any]) -> list[bytes]:
@@ -117,10 +115,9 @@ def test_a_new_process_continues_from_a_state(dataset: Dataset) -> None:
     here = open_loader(dataset.folder)
     for _ in range(3):
         next(here)
-    out = subprocess.run(
-        [sys.executable, "-c", RESUME, str(dataset.folder), json.dumps(here.state_dict())],
-        capture_output=True, text=True, check=True, cwd=REPOSITORY,
-    )  # fmt: skip
+    out = run_python(
+        "-c", RESUME, str(dataset.folder), json.dumps(here.state_dict()), check=True
+    )
     assert json.loads(out.stdout) == [batch["input_ids"].tolist() for batch in here]
 
 
@@ -419,11 +416,5 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
+    done = run_python("-W", "ignore", "-c", code, check=True, timeout=120)
     assert ("opened before os.fork()" in done.stdout) == (prefetch_chunks > 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,11 +53,10 @@ class Small:
 
 def run_until(plan: RunPlan, phase: str) -> Iterator[Event]:
     """Run a plan until a phase has finished, and yield the events."""
-    with contextlib.closing(run(plan)) as events:
-        for event in events:
-            yield event
-            if isinstance(event, PhaseFinished) and event.phase == phase:
-                break
+    for event in run(plan):
+        yield event
+        if isinstance(event, PhaseFinished) and event.phase == phase:
+            break
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import pytest
 
 from pipeline.cli import postpone_garbage_collection
 from tests.conftest import REPOSITORY, wet_record
-from tests.pipeline.command_process import run_command
 from tests.pipeline.conftest import Small
+from tests.processes import run_command, run_python
 
 HEAVY_LIBRARIES = ("numba", "pyarrow", "ray", "torch", "pandas", "scipy", "kenlm", "numpy")
 
@@ -39,13 +39,7 @@ finally:
 def test_help_loads_no_heavy_library(words: list[str]) -> None:
     """Help and version are printed without numba, Arrow, Ray or torch."""
     code = PRINT_LOADED.format(words=words, libraries=HEAVY_LIBRARIES)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", code, check=True)
     assert done.stdout
     assert done.stderr.strip() == "[]"
 
@@ -74,13 +68,8 @@ def test_completion_offers_the_commands() -> None:
         "COMP_WORDS": "corpusmill pre",
         "COMP_CWORD": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", "from pipeline.console import main; main()"],
-        cwd=REPOSITORY,
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_python(
+        "-c", "from pipeline.console import main; main()", env={**os.environ, **asked}
     )
     assert done.stdout.split() == ["preview"], done.stderr
 
@@ -103,13 +92,7 @@ def test_log_lines_of_our_packages_are_printed() -> None:
         "logging.getLogger('pipeline.x').warning('no cache'); "
         "logging.getLogger('urllib3').info('connected')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", code, check=True)
     assert (done.stdout, done.stderr) == ("made [a model]\n", "no cache\n")
 
 

@@ -20,8 +20,8 @@ from pipeline import cli
 from pipeline.runs.run_folder import RunFolder
 from pipeline.terminal import WRONG_USAGE
 from tests.conftest import REPOSITORY
-from tests.pipeline.command_process import run_command
 from tests.pipeline.conftest import Small
+from tests.processes import run_command
 
 OPTIONS = {"--json", "--quiet", "--verbose"}
 

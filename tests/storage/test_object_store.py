@@ -182,7 +182,7 @@ def test_a_server_that_stays_away_is_given_up(
     """After the time of the settings, with the last error; the file is not there then."""
     proxy = FaultProxy(1)
     proxy.refuse = True
-    endpoint = f"http://127.0.0.1:{proxy.port}"
+    endpoint = proxy.url
     away = replace(
         bucket_store, settings=StorageSettings(endpoint=endpoint, retry_timeout_s=0.5)
     )
@@ -202,7 +202,7 @@ def test_a_cut_connection_is_resumed_within_a_range(
     """Every connection is cut after 1 MB: the bytes that arrived are kept, the rest is fetched."""
     proxy = FaultProxy(seaweed.port)
     proxy.cut_after = 1_000_000
-    endpoint = f"http://127.0.0.1:{proxy.port}"
+    endpoint = proxy.url
     cut = replace(filled, settings=StorageSettings(endpoint=endpoint, retry_timeout_s=60.0))
     before = requests.copy()
     try:

@@ -177,7 +177,7 @@ def kill_in_upload(seed: int, folder: Path) -> None:
     """Kill a driver while the server receives an output, and run again."""
     run_dir, messages = make_run_dir("object store", folder), folder / "messages"
     proxy = KillingProxy(get_seaweed().port, PHASES[seed])
-    environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}
+    environment = {"AWS_ENDPOINT_URL": proxy.url}
     plan = make_plan(make_config(run_dir))
     try:
         driver = start_driver(run_to_end, plan, messages=messages, environment=environment)

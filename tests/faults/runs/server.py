@@ -82,7 +82,7 @@ def run_on_unreliable_server(seed: int, folder: Path) -> None:
     limits = {"request_timeout_s": 2.0, "retry_timeout_s": 20.0}
     config = make_config(run_dir, storage={"advanced": limits})
     path = write_config(config, folder / "config.yaml")
-    environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}
+    environment = {"AWS_ENDPOINT_URL": proxy.url}
     try:
         driver = start_driver(
             run_command, "run", str(path), messages=messages, environment=environment

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from loader import TokenLoader
 from tests.conftest import REPOSITORY
 from tests.loader.conftest import Dataset
+from tests.processes import run_python
 
 ORDER = {
     "seq_len": 32,
@@ -66,13 +65,7 @@ def test_two_ray_train_workers_share_each_step(larger: Dataset, tmp_path: Path) 
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     given = {"folder": str(larger.folder), "order": ORDER, "out": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(given)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", DRIVER, json.dumps(given), env=environment)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [seen["world_size"] for seen in ranks] == [2, 2]

@@ -252,7 +252,7 @@ def test_a_remote_dataset_has_the_rows_of_the_local_one(
     server = FileServer(packed.folder)
     given = ReadSettings(cache_dir=tmp_path / "cache", block_bytes=1024)
     try:
-        loader = open_loader(f"http://127.0.0.1:{server.port}", settings=given)
+        loader = open_loader(server.url, settings=given)
         found = flatten(read_steps([loader]))
         loader.close()
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
 import pyarrow as pa
@@ -23,9 +22,10 @@ from pipeline.reporting.report.summary import describe_reason, make_report
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.slow_documents import SlowDocuments, read_notes, write_note
 from stages.filters.length import Length
-from tests.conftest import REPOSITORY, wet_record
+from tests.conftest import wet_record
 from tests.pipeline.conftest import Small
 from tests.pipeline.execution.deadly import DEADLY_STAGES
+from tests.processes import run_python
 from tests.stages.warc.files import page, response
 
 
@@ -141,14 +141,8 @@ def test_a_slow_page_is_quarantined(small: Small) -> None:
 def run_deadly(small: Small) -> subprocess.CompletedProcess[str]:
     """Run the config by the command line, with the stage `Deadly` in the place of `length`."""
     code = "from tests.pipeline.execution.deadly import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "run", str(small.path)],
-        cwd=REPOSITORY,
-        text=True,
-        capture_output=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
-        timeout=600,
+    return run_python(
+        "-c", code, "run", str(small.path), env=os.environ | {"COLUMNS": "200"}, timeout=600
     )
 
 

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,10 +24,11 @@ from pipeline.phases.phase import Phase
 from pipeline.runs.phase_folder import PhaseFolder
 from pipeline.runs.run_folder import RunFolder
 from storage.errors import StorageError
-from tests.conftest import REPOSITORY, wet_record
+from tests.conftest import wet_record
 from tests.faults._small_disk import PAGE_BYTES, find_missing_tmpfs, mount_disk
 from tests.pipeline.conftest import Small
 from tests.pipeline.execution.deadly import DEADLY_STAGES, KILL
+from tests.processes import run_python
 from tests.stages.examples import tiny_lm
 
 TEXTS = (
@@ -312,14 +311,8 @@ def test_a_process_that_dies_fails_only_its_task_on_ray(
         },
     )
     code = "from tests.pipeline.execution.deadly import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", str(small.path)],
-        cwd=REPOSITORY,
-        text=True,
-        capture_output=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
-        timeout=600,
+    done = run_python(
+        "-c", code, "run", str(small.path), env=os.environ | {"COLUMNS": "200"}, timeout=600
     )
     assert done.returncode == 1, done.stdout + done.stderr
     found = RunFolder.open(tmp_path / "run")

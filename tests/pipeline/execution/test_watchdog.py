@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import pytest
 from pipeline.execution.watchdog import TOO_SLOW_SIGNAL, get_watchdog
 from pipeline.runs.slow_documents import SlowDocuments, read_notes
 from storage import StorageSettings, open_store
-from tests.conftest import REPOSITORY
 from tests.pipeline.runs.waiting import wait_for
+from tests.processes import run_python
 
 # With a limit of one second.
 PROGRAM = """
@@ -48,13 +47,7 @@ def run_program(body: str, phase: Path) -> subprocess.CompletedProcess[str]:
         "task_id": "a",
         "note": {"step": "read", "limit_s": 1},
     }
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(body=body), json.dumps(request)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-c", PROGRAM.format(body=body), json.dumps(request))
 
 
 @pytest.mark.parametrize("call", ["spin()", "work(3600)"], ids=["native", "python"])

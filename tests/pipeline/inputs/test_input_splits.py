@@ -6,8 +6,6 @@ import gzip
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,9 @@ from pipeline.reporting.cards.facts import describe_source
 from pipeline.runs.run_folder import RunFolder
 from pipeline.sample_crawl.generator import SampleCrawl
 from storage import StorageSettings
-from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.sample_crawl.invented import make_crawl
+from tests.processes import run_python
 from tests.servers import FileServer
 
 SNAPSHOT = "CC-MAIN-SAMPLE"
@@ -287,13 +285,8 @@ def test_a_missing_file_fails_only_its_task(
     missing = snapshot.files[1].name
     server.failures[get_path(snapshot.files[1], snapshot)] = [404] * 1_000
     config = small.config(input=make_server_input(server))
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "run", str(small.path)],
-        cwd=REPOSITORY,
-        text=True,
-        capture_output=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
+    done = run_python(
+        "-m", "pipeline", "run", str(small.path), env=os.environ | {"COLUMNS": "200"}
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "phase extract: 1 of 3 tasks failed; the others are done" in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from pipeline.phases import registry
 from pipeline.planning.fingerprints import fingerprint
 from pipeline.planning.plan import make_plan
 from stages.html import extraction, trafilatura
-from tests.conftest import REPOSITORY
+from tests.processes import run_python
 
 JSON = st.recursive(
     st.none()
@@ -170,12 +168,10 @@ def test_fingerprints_do_not_depend_on_the_process(config: str) -> None:
         "from pipeline.config import load; from pipeline.planning.plan import make_plan\n"
         f"print(' '.join(p.fingerprint or '-' for p in make_plan(load({config!r})).phases))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
+    done = run_python(
+        "-c",
+        code,
         check=True,
-        cwd=REPOSITORY,
         env={"PYTHONHASHSEED": "1", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
     )
     # The hash seed of this process is random.

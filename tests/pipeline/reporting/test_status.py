@@ -28,9 +28,9 @@ from pipeline.reporting.status import (
 from pipeline.runs.event_log import LOG
 from pipeline.runs.run_folder import RunFolder
 from terminal_output.console import SafeConsole
-from tests.conftest import REPOSITORY
 from tests.pipeline.conftest import Small
 from tests.pipeline.reporting.pages import PAGES, RULES, write_pages
+from tests.processes import run_python
 
 NUM_FILES = 3
 
@@ -205,12 +205,6 @@ def test_command_does_not_import_ray(plan: RunPlan) -> None:
         "import sys; from pipeline.cli import app; app(sys.argv[1:], standalone_mode=False); "
         "assert 'ray' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "status", str(plan.run_dir)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", program, "status", str(plan.run_dir))
     assert (done.returncode, done.stderr) == (0, "")
     assert "finished" in done.stdout

@@ -188,7 +188,7 @@ def test_an_upload_of_a_killed_process_leaves_no_object(
         "from pipeline.runs.phase_folder import PhaseFolder\n"
         f"object_store.SINGLE_PUT_BYTES = {single_put_bytes}\n"
         "object_store.PART_BYTES = 5 << 20\n"
-        f"settings = StorageSettings(endpoint='http://127.0.0.1:{proxy.port}', "
+        f"settings = StorageSettings(endpoint='{proxy.url}', "
         f"scratch_dir={str(tmp_path)!r})\n"
         f"folder = PhaseFolder(open_store('{bucket_store}', settings))\n"
         "with folder.commit('u0') as output:\n"

@@ -147,7 +147,7 @@ def test_a_run_with_cut_connections_has_the_same_bytes(
         cut = config(
             bucket_store,
             storage={
-                "endpoint": f"http://127.0.0.1:{proxy.port}",
+                "endpoint": proxy.url,
                 "advanced": {"retry_timeout_s": 120.0},
             },
         )

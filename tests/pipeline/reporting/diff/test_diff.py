@@ -30,10 +30,10 @@ from pipeline.reporting.report import make_report
 from pipeline.reporting.report.page import make_diff_page
 from pipeline.runs.run_folder import RunFolder, RunNotFound
 from terminal_output.console import SafeConsole
-from tests.pipeline.command_process import run_command
 from tests.pipeline.conftest import Small, make_small
 from tests.pipeline.reporting.conftest import write_attacks
 from tests.pipeline.reporting.pages import PAGES, read_decisions, write_pages
+from tests.processes import run_command
 
 RULES: dict[str, Any] = {
     "extract": {"length": {"min_chars": 5}},
