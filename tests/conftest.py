@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,9 @@ from storage.object_store import ObjectStore
 from tests.seaweed import BUCKET, KEYS, Seaweed, find_program
 from tests.shared_ray import SharedRay
 
+if TYPE_CHECKING:
+    from tests.connected_engine import ConnectedEngine
+
 REPOSITORY = Path(__file__).parent.parent
 
 # This file runs first, because in a new clone it compiles most kernels. Meanwhile, the other test
@@ -27,6 +31,8 @@ FIRST_FILE = "e2e/test_same_bytes.py"
 # Tests of these folders come next, in this order; those of the cluster end the group with Ray.
 FIRST_FOLDERS = ("training", "e2e", "benchmarks", "faults")
 LAST_FOLDER = "cluster"
+
+SHARED_RAY = pytest.StashKey[SharedRay]()
 
 # Ray reads mode and token once per process, when it is first used: all tests use the same.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -82,11 +88,10 @@ def seaweed_in_environment(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="session")
-def ray_of_session(seaweed: Seaweed) -> Iterator[SharedRay]:
+def ray_of_session(seaweed: Seaweed, pytestconfig: pytest.Config) -> SharedRay:
     """One Ray for all tests that do not start another one."""
-    ray = SharedRay(str(REPOSITORY), seaweed)
-    yield ray
-    ray.stop()
+    ray = pytestconfig.stash[SHARED_RAY] = SharedRay(str(REPOSITORY), seaweed)
+    return ray
 
 
 @pytest.fixture
@@ -95,6 +100,22 @@ def shared_ray(ray_of_session: SharedRay, monkeypatch: pytest.MonkeyPatch) -> Sh
     for name, value in ray_of_session.environment.items():
         monkeypatch.setenv(name, value)
     return ray_of_session
+
+
+@pytest.fixture(scope="session")
+def connected_engine(ray_of_session: SharedRay) -> Iterator[ConnectedEngine]:
+    """One engine for all tests that run tasks on the shared Ray from their own process."""
+    from tests.connected_engine import ConnectedEngine
+
+    engine = ConnectedEngine()
+    yield engine
+    engine.leave()
+
+
+@pytest.fixture
+def ray_engine(connected_engine: ConnectedEngine, shared_ray: SharedRay) -> ConnectedEngine:
+    """The engine of the session; `use` gives it the settings of a plan."""
+    return connected_engine
 
 
 @pytest.hookimpl(wrapper=True)
@@ -112,6 +133,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     yield
     # After pytest-randomly has shuffled the items.
     items.sort(key=lambda item: (not uses_ray(item), find_turn(item)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the shared Ray after the last test that may use it: its idle processes take 4 % of a core."""
+    is_last = nextitem is None or not nextitem.get_closest_marker("ray")
+    if is_last and SHARED_RAY in item.config.stash:
+        item.config.stash[SHARED_RAY].stop()
+        del item.config.stash[SHARED_RAY]
 
 
 @pytest.hookimpl(tryfirst=True)

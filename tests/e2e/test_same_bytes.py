@@ -20,10 +20,10 @@ from pipeline.phases.dedup import hash_phase, paragraph_dedup
 from pipeline.phases.phase import Phase
 from pipeline.planning.plan import make_plan
 from storage.local import read_umask
+from tests.connected_engine import ConnectedEngine
 from tests.e2e.conftest import Chain, digests
 from tests.faults.runs.small_run import run_to_end, start_driver
 from tests.pipeline.conftest import run_until
-from tests.shared_ray import SharedRay
 
 pytestmark = pytest.mark.models
 
@@ -121,7 +121,7 @@ def test_a_killed_run_on_a_local_ray_continues_on_a_cluster_to_the_same_bytes(
     chain: Chain,
     reference_run: Path,
     umask: int,
-    ray_of_session: SharedRay,
+    ray_engine: ConnectedEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Kill -9 of the driver and its Ray of one worker; the second run uses a cluster with two workers.
@@ -129,13 +129,14 @@ def test_a_killed_run_on_a_local_ray_continues_on_a_cluster_to_the_same_bytes(
     Every file of every phase equals that of the in-process engine, and follows the umask.
     Only the session of Ray is private.
     """
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     on_ray = ("engine.kind=ray", "engine.workers=1")
     command = [word for setting in on_ray for word in ("--set", setting)]
-    _stop_when(chain, "local-ray", "annotate", signal.SIGKILL, *command)
-    for name, value in ray_of_session.environment.items():
-        monkeypatch.setenv(name, value)
-    run_dir, _ = chain.run("local-ray", "engine.kind=ray")
+    with monkeypatch.context() as patch:
+        patch.delenv("RAY_ADDRESS")
+        _stop_when(chain, "local-ray", "annotate", signal.SIGKILL, *command)
+    plan = make_plan(chain.config("local-ray", "engine.kind=ray"))
+    list(engine.run(plan, ray_engine.use(plan)))
+    run_dir = chain.folder / "local-ray"
     assert digests(run_dir) == digests(reference_run)
     assert read_umask() == umask
     modes = read_modes(reference_run)

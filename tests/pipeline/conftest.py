@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.config import RunConfig, load
 from pipeline.execution.engine import Event, PhaseFinished, run
+from pipeline.execution.inline import Engine
 from pipeline.phases.run_plan import RunPlan
 from pipeline.planning.plan import make_plan
 from pipeline.runs.run_folder import RunFolder
@@ -51,9 +52,9 @@ class Small:
         return RunFolder.open(self.folder / run_name), events
 
 
-def run_until(plan: RunPlan, phase: str) -> Iterator[Event]:
+def run_until(plan: RunPlan, phase: str, engine: Engine | None = None) -> Iterator[Event]:
     """Run a plan until a phase has finished, and yield the events."""
-    for event in run(plan):
+    for event in run(plan, engine):
         yield event
         if isinstance(event, PhaseFinished) and event.phase == phase:
             break

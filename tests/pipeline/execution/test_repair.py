@@ -17,6 +17,7 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.run_plan import RunPlan
 from pipeline.runs.done_records import dump_record
 from pipeline.runs.phase_folder import DAMAGED, read_digests
+from tests.connected_engine import ConnectedEngine
 from tests.pipeline.conftest import Small
 
 
@@ -225,8 +226,9 @@ def test_a_damaged_file_of_a_previous_run_is_noted_there(small: Small) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_a_damaged_output_is_made_again_on_ray(small: Small) -> None:
+def test_a_damaged_output_is_made_again_on_ray(
+    small: Small, ray_engine: ConnectedEngine
+) -> None:
     """A worker finds the damage; the driver repeats the task that wrote the file, then the reader."""
     expected = hash_outputs_of_whole_run(small)
     plan = small.plan()
@@ -236,7 +238,7 @@ def test_a_damaged_output_is_made_again_on_ray(small: Small) -> None:
     damaged = path.read_bytes()
     shutil.rmtree(plan.folder("write_shards").path(""))
     on_ray = small.plan(engine={"kind": "ray"})
-    events = list(run(on_ray))
+    events = list(run(on_ray, ray_engine.use(on_ray)))
     key = plan.splits[0].key
     assert list_damaged(events) == [("tokenize", path.name)]
     assert list_tasks(events, "tokenize") == [key]

@@ -26,6 +26,7 @@ from stages.warc.read_report import Quarantined, ReadReport
 from stages.warc.reader import PageTimeout
 from storage.retries import RetryPolicy
 from storage.settings import DEFAULT_SETTINGS
+from tests.connected_engine import ConnectedEngine
 from tests.pipeline.conftest import Small, run_until
 from tests.pipeline.inputs.snapshot import CRAWL, make_snapshot
 from tests.servers import FileServer
@@ -336,13 +337,14 @@ def test_settings_of_files_and_pages_do_not_mix(
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_tasks_of_a_cluster_share_the_rate(small: Small, snapshot: FileServer) -> None:
+def test_tasks_of_a_cluster_share_the_rate(
+    small: Small, snapshot: FileServer, ray_engine: ConnectedEngine
+) -> None:
     """Each gets the rate divided by the tasks that can run at a time; the pages are the same."""
     query = make_input(snapshot, domains=["beta.org"])
     plan = small.plan(input=query, engine={"kind": "ray"})
     shares: list[int] = []
-    for event in run_until(plan, "extract"):
+    for event in run_until(plan, "extract", ray_engine.use(plan)):
         if isinstance(event, TaskFinished):
             shares += [count_readers(plan.config, splits) for splits in (1, 100)]
     assert set(shares) == {1, 2}  # the shared Ray has two CPUs

@@ -18,7 +18,6 @@ import pytest
 
 from pipeline.capacity.task_groups import divide_tasks
 from pipeline.execution.inline import run_group
-from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.phases import write_shards
 from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.tokenize import TokenizeDocuments
@@ -26,6 +25,7 @@ from pipeline.phases.write_shards import WriteShards
 from pipeline.runs.phase_folder import PhaseFolder
 from storage.local import STAGING
 from tests.conftest import wet_record
+from tests.connected_engine import ConnectedEngine
 from tests.pipeline.conftest import Small
 
 NUM_SPLITS = 3
@@ -110,8 +110,9 @@ def test_shards_do_not_depend_on_the_groups(
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_groups_on_ray_write_the_same_bytes(three_files: Small) -> None:
+def test_groups_on_ray_write_the_same_bytes(
+    three_files: Small, ray_engine: ConnectedEngine
+) -> None:
     """A process writes several shards and returns a result for each."""
     settings: dict[str, Any] = {**SETTINGS, "write_shards": {"shard_tokens": 60}}
     three_files.run(**settings)
@@ -121,8 +122,7 @@ def test_groups_on_ray_write_the_same_bytes(three_files: Small) -> None:
     assert len(divide_tasks(phase, task_ids, num_slots=2)) < len(task_ids)
     delete_shards(phase, expected)
     phase.folder.begin()
-    with RayEngine(plan.config.engine) as engine:
-        results = list(engine.run_tasks(phase, task_ids))
+    results = list(ray_engine.use(plan).run_tasks(phase, task_ids))
     assert sorted(result.task_id for result in results) == task_ids
     assert not any(result.failed for result in results)
     assert read_shards(phase) == expected

@@ -31,6 +31,7 @@ from pipeline.terminal import FAILED
 from storage.object_store import ObjectStore
 from storage.retries import requests
 from tests.conftest import REPOSITORY
+from tests.connected_engine import ConnectedEngine
 from tests.faults.runs.small_run import run_command, start_driver
 from tests.loader.faults import FaultProxy
 from tests.pipeline.conftest import run_until
@@ -122,12 +123,15 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
 def test_a_run_on_ray_in_a_bucket_has_the_same_bytes(
-    bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder
+    bucket_store: ObjectStore,
+    config: Callable[..., RunConfig],
+    on_disk: RunFolder,
+    ray_engine: ConnectedEngine,
 ) -> None:
     """Its workers are other processes with their own connections."""
-    list(run_until(make_plan(config(bucket_store, engine={"kind": "ray"})), "annotate"))
+    plan = make_plan(config(bucket_store, engine={"kind": "ray"}))
+    list(run_until(plan, "annotate", ray_engine.use(plan)))
     found = outputs(RunFolder.open(str(bucket_store)))
     assert found.items() <= outputs(on_disk).items()
     assert any(name.startswith("annotate/done/") for name in found)

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.config.engine import EngineConfig
 from pipeline.execution.on_ray.dispatch import dispatch
 from pipeline.execution.on_ray.engine import RayEngine
 from pipeline.execution.on_ray.worker import report_group
@@ -23,6 +22,7 @@ from pipeline.phases.extract import Extract
 from pipeline.phases.phase import PartitionPhase
 from pipeline.processes import list_descendants
 from storage.local import read_umask
+from tests.connected_engine import ConnectedEngine
 from tests.pipeline.conftest import Small
 from tests.shared_ray import SharedRay
 
@@ -101,21 +101,6 @@ class Endless(Extract):
             time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def joined(ray_of_session: SharedRay) -> Iterator[RayEngine]:
-    """An engine that stays connected to the shared Ray, so that its workers start once."""
-    with RayEngine(EngineConfig(kind="ray")) as engine:
-        yield engine
-
-
-@pytest.fixture
-def engine(joined: RayEngine, shared_ray: SharedRay) -> RayEngine:
-    """The connected engine with the usual settings."""
-    joined.config, joined.on_documents = EngineConfig(kind="ray"), None
-    joined.start()
-    return joined
-
-
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + DEADLINE_S
@@ -144,13 +129,14 @@ def collect(
 
 @pytest.mark.ray
 def test_a_killed_group_repeats_only_tasks_that_were_not_done(
-    small: Small, engine: RayEngine
+    small: Small, ray_engine: ConnectedEngine
 ) -> None:
     """They are repeated alone, so no death counts for a task that did not cause it."""
     import ray
 
     phase = Dying(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
+    engine = ray_engine.use(phase.plan)
     run_group = partial(report_group, phase, engine.config, read_umask(), 0.5)
     lists = dispatch([TASK_IDS], ray.put(run_group), {"num_cpus": 1})
     results = [TaskResult.from_json(text) for texts in lists for text in texts]
@@ -161,19 +147,21 @@ def test_a_killed_group_repeats_only_tasks_that_were_not_done(
 
 @pytest.mark.ray
 def test_a_death_counts_for_the_task_of_the_process(
-    small: Small, engine: RayEngine
+    small: Small, ray_engine: ConnectedEngine
 ) -> None:
     """The event of the task says how often it was repeated."""
     phase = Dying(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
-    results = collect(engine, phase, lambda: None)
+    results = collect(ray_engine.use(phase.plan), phase, lambda: None)
     deaths = {result.task_id: result.num_deaths for result in results}
     assert deaths == {**dict.fromkeys(TASK_IDS, 0), "second": 1}
     assert phase.count_attempts() == [1, 2, 1, 1, 1]
 
 
 @pytest.mark.ray
-def test_documents_are_reported_while_a_task_runs(small: Small, engine: RayEngine) -> None:
+def test_documents_are_reported_while_a_task_runs(
+    small: Small, ray_engine: ConnectedEngine
+) -> None:
     """The task waits until the driver knows how many it has read."""
     phase = Endless(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
@@ -185,6 +173,7 @@ def test_documents_are_reported_while_a_task_runs(small: Small, engine: RayEngin
         if report == (task_id, 3.0):
             phase.gate.touch()
 
+    engine = ray_engine.use(phase.plan)
     engine.on_documents = on_documents
     (result,) = engine.run_tasks(phase, [task_id])
     assert (result.failed, result.num_documents) == (None, 3)
@@ -192,17 +181,19 @@ def test_documents_are_reported_while_a_task_runs(small: Small, engine: RayEngin
 
 
 @pytest.mark.ray
-def test_results_arrive_when_their_tasks_end(small: Small, engine: RayEngine) -> None:
+def test_results_arrive_when_their_tasks_end(
+    small: Small, ray_engine: ConnectedEngine
+) -> None:
     """The driver has the first result while the other tasks wait for it."""
     phase = Waiting(small.plan(engine={"kind": "ray"}))
     phase.folder.begin()
-    collect(engine, phase, phase.find_file(OPEN).touch)
+    collect(ray_engine.use(phase.plan), phase, phase.find_file(OPEN).touch)
     assert phase.count_attempts() == [1, 1, 1, 1, 1]
 
 
 @pytest.mark.ray
 def test_a_killed_dispatcher_loses_no_result(
-    small: Small, engine: RayEngine, ray_of_session: SharedRay
+    small: Small, ray_engine: ConnectedEngine, ray_of_session: SharedRay
 ) -> None:
     """Its running tasks are repeated, and no death is counted."""
     plan = small.plan(engine={"kind": "ray", "advanced": {"max_attempts": 1}})
@@ -217,20 +208,19 @@ def test_a_killed_dispatcher_loses_no_result(
         wait_until(lambda: phase.count_attempts()[1:3] == [2, 2])
         phase.find_file(OPEN).touch()
 
-    engine.config = phase.config.engine
-    results = collect(engine, phase, kill_dispatcher)
+    results = collect(ray_engine.use(plan), phase, kill_dispatcher)
     assert phase.count_attempts() == [1, 2, 2, 1, 1]
     assert not any(result.num_deaths for result in results)
 
 
 @pytest.mark.ray
 def test_a_lost_machine_repeats_only_what_ran_there(
-    small: Small, joined: RayEngine, monkeypatch: pytest.MonkeyPatch
+    small: Small, connected_engine: ConnectedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tasks are repeated elsewhere, and no death is counted: one would fail a task here."""
     from ray.cluster_utils import Cluster
 
-    joined.__exit__(None, None, None)  # this process joins another cluster
+    connected_engine.leave()
     plan = small.plan(engine={"kind": "ray", "advanced": {"max_attempts": 1}})
     phase = Waiting(plan)
     phase.folder.begin()

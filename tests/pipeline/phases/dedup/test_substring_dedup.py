@@ -32,6 +32,7 @@ from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_row_groups
 from stages.dedup.substring_dedup import SPANS, cut_spans, hash_windows
 from tests.conftest import wet_record
+from tests.connected_engine import ConnectedEngine
 from tests.faults.runs.small_run import hash_outputs
 from tests.pipeline.conftest import Small, run_until
 
@@ -226,14 +227,13 @@ def test_a_split_is_hashed_in_parts_of_bounded_size(
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("shared_ray")
-def test_ray_writes_the_same_files(small: Small) -> None:
+def test_ray_writes_the_same_files(small: Small, ray_engine: ConnectedEngine) -> None:
     """All files of both phases, and the texts, equal those of the in-process engine."""
     pages = make_pages(0)
     inline = run_pages(small, pages)
     files = {"files": write_files(small, pages, "run")}
     plan = small.plan("ray", **{**SECTIONS, "input": files, "engine": {"kind": "ray"}})
-    list(run_until(plan, "annotate"))
+    list(run_until(plan, "annotate", ray_engine.use(plan)))
     for phase in ("substring_hashes", "substring_dedup", "annotate"):
         one, other = inline.folder(phase), plan.folder(phase)
         names = [
