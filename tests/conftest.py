@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,6 +141,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Stop the shared Ray after the last test that may use it: its idle processes take 4 % of a core."""
     is_last = nextitem is None or not nextitem.get_closest_marker("ray")
     if is_last and SHARED_RAY in item.config.stash:
+        if "ray" in sys.modules:
+            sys.modules["ray"].shutdown()  # of `connected_engine`
         item.config.stash[SHARED_RAY].stop()
         del item.config.stash[SHARED_RAY]
 
