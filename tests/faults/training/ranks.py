@@ -411,7 +411,7 @@ ATTACKS = (
         name="training: other number of ranks",
         promise="Killed and continued on other ranks, a run reads every row once.",
         num_tries=30,
-        num_small_tries=1,
+        num_small_tries=0,  # tests/training/test_trainer.py has a small form
         attempt=change_ranks,
         timeout_s=600.0,
     ),

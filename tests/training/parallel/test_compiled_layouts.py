@@ -67,7 +67,7 @@ def train_compiled(runs: Sequence[Mapping[str, Any]], backend: str) -> None:
     ("backend", "modes"),
     [
         # Those that differ most; the others take half a minute more.
-        ("aot_eager", ("tensor-selective", "tensor-full", "context-full-zero3")),
+        ("aot_eager", ("tensor-selective", "context-full-zero3")),
         pytest.param("aot_eager", tuple(MODES), marks=pytest.mark.heavy),
         # Each takes a minute to compile.
         pytest.param("inductor", ("tensor", "context-selective"), marks=pytest.mark.heavy),
