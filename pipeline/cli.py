@@ -10,7 +10,7 @@ import contextlib
 import gc
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +43,7 @@ from terminal_output import format_command, format_count
 
 if TYPE_CHECKING:
     from pipeline.capacity.calibration import Calibration
+    from pipeline.capacity.model import Cluster, RunEstimate
     from pipeline.config import RunConfig
     from pipeline.planning.plan import RunPlan
     from pipeline.reporting.report import Report
@@ -351,29 +352,13 @@ def plan(
 
     Starts and downloads nothing, except with --preflight.
     """
-    from pipeline.capacity.estimate import describe_cluster, estimate, list_names
+    from pipeline.capacity.estimate import describe_cluster
     from pipeline.capacity.estimate_report import print_estimate, to_json
-    from pipeline.planning.plan import find_previous_runs
 
     settings = _load_config(config, overrides, run_dir, engine)
     if preflight:
         _check_only(config, settings)
         return
-    input_bytes: float | None = None
-    names: list[str] = []
-    if files is None:
-        planned = _show_plan(settings)
-        if not planned.splits:
-            return
-        files = sum(len(split.files) for split in planned.splits)
-        input_bytes = float(sum(split.num_bytes for split in planned.splits))
-        names = list_names(planned)
-    rates = _read_rates(calibration, has_html=settings.input.has_html(names))
-    crawl = settings.input.common_crawl
-    if crawl is not None and crawl.pages is None:
-        input_bytes = (
-            None  # the sizes of the files of a snapshot are known to the server only
-        )
     cluster = describe_cluster(
         settings,
         nodes,
@@ -383,17 +368,33 @@ def plan(
         scratch_gb=scratch_gb,
         head_memory_gb=head_memory_gb,
     )
-    found = estimate(
+    found = _estimate(settings, files, cluster, calibration)
+    if found is not None:
+        console.print()
+        answer(to_json(found), lambda: print_estimate(found, console))
+
+
+def _estimate(
+    settings: RunConfig, files: int | None, cluster: Cluster, calibration: str | None
+) -> RunEstimate | None:
+    """Return the estimate of a run over this many files, or over its input, whose plan is shown; None: it has none."""
+    from pipeline.capacity.estimate import estimate, estimate_plan, list_names
+    from pipeline.planning.plan import find_previous_runs
+
+    if files is None:
+        planned = _show_plan(settings)
+        if not planned.splits:
+            return None
+        rates = _read_rates(calibration, settings, list_names(planned))
+        return estimate_plan(planned, cluster, rates)
+    num_previous_splits = sum(len(run.splits) for run in find_previous_runs(settings))
+    return estimate(
         settings,
-        rates,
+        _read_rates(calibration, settings, ()),
         cluster,
         num_files=files,
-        input_bytes=input_bytes,
-        names=names,
-        num_previous_splits=sum(len(run.splits) for run in find_previous_runs(settings)),
+        num_previous_splits=num_previous_splits,
     )
-    console.print()
-    answer(to_json(found), lambda: print_estimate(found, console))
 
 
 def _check_only(config: str, settings: RunConfig) -> None:
@@ -423,13 +424,15 @@ def _show_plan(settings: RunConfig) -> RunPlan:
     return planned
 
 
-def _read_rates(calibration: str | None, *, has_html: bool) -> Calibration:
+def _read_rates(
+    calibration: str | None, settings: RunConfig, names: Sequence[str]
+) -> Calibration:
     """Return the rates of a run or of a file. The shipped rates fill in what was not measured."""
     from pipeline.capacity.calibration import read_calibration, read_shipped
     from pipeline.capacity.fit import fit
     from pipeline.runs.run_folder import RunFolder
 
-    shipped = read_shipped(has_html=has_html)
+    shipped = read_shipped(has_html=settings.input.has_html(names))
     if calibration is None:
         return shipped
     if calibration.endswith(".json"):

@@ -62,22 +62,24 @@ def estimate(
     return replace(found, warnings=tuple(find_warnings(model, found)))
 
 
-def estimate_plan(plan: RunPlan, config: RunConfig, cluster: Cluster) -> RunEstimate:
-    """Estimate a planned run with the shipped rates.
+def estimate_plan(
+    plan: RunPlan, cluster: Cluster, calibration: Calibration | None = None
+) -> RunEstimate:
+    """Estimate a planned run.
 
     Args:
         plan: its input splits are estimated; it has at least one.
-        config: its config, perhaps with other resources.
         cluster: the machines.
+        calibration: the measured rates; None: the shipped ones.
     """
+    config, names = plan.config, list_names(plan)
     # The sizes of the files of a snapshot are known to the server only.
     crawl = config.input.common_crawl
     is_snapshot = crawl is not None and crawl.pages is None
     input_bytes = float(sum(split.num_bytes for split in plan.splits))
-    names = list_names(plan)
     return estimate(
         config,
-        read_shipped(has_html=config.input.has_html(names)),
+        calibration or read_shipped(has_html=config.input.has_html(names)),
         cluster,
         names=names,
         num_files=sum(len(split.files) for split in plan.splits),
@@ -93,9 +95,7 @@ def list_names(plan: RunPlan) -> list[str]:
 
 def estimate_here(plan: RunPlan) -> RunEstimate:
     """Estimate a planned run on this machine."""
-    return estimate_plan(
-        plan, plan.config, describe_cluster(plan.config, 1, None, None, None)
-    )
+    return estimate_plan(plan, describe_cluster(plan.config, 1, None, None, None))
 
 
 def describe_cluster(

@@ -100,8 +100,7 @@ def run_task(
         runs: runs the task, as the next of several.
         num_deaths: how often a process that ran the task has died.
     """
-    timer = StepTimer()
-    num_documents = 0
+    timer, num_documents = StepTimer(), 0
     reset_peak_memory()
     try:
         phase.folder.check_shared()
@@ -118,24 +117,16 @@ def run_task(
     except BaseException as error:
         if not is_data_fault(error):
             raise
-        damage = error.damage if isinstance(error, DamagedOutput) else None
-        failed = format_error(error)
         return TaskResult(
             task_id,
             worker=worker_name(),
             num_deaths=num_deaths,
-            failed=failed,
-            damage=damage,
+            failed=format_error(error),
+            damage=error.damage if isinstance(error, DamagedOutput) else None,
         )
-    return TaskResult(
-        task_id,
-        timer.seconds,
-        timer.cpu_seconds,
-        peak_mb(),
-        worker_name(),
-        num_documents,
-        num_deaths,
-    )
+    times = timer.seconds, timer.cpu_seconds
+    peak, worker = peak_mb(), worker_name()
+    return TaskResult(task_id, *times, peak, worker, num_documents, num_deaths)
 
 
 def _run_stages(

@@ -502,13 +502,24 @@ def read_parts(
         read = map(prepare, order, read)
     # Of each file, in the order of reading.
     position: list[int] = np.argsort(order).tolist()
-    if num_parts == 1:
+    if num_parts > 1:
+        yield from _divide(read, edges, position, scratch)
+    else:
         whole = list(read)
         yield Partition([whole[i] for i in position], first, end)
-        return
+
+
+def _divide(
+    files: Iterator[pa.RecordBatch],
+    edges: Sequence[int],
+    position: Sequence[int],
+    scratch: Callable[[], AbstractContextManager[Path]],
+) -> Iterator[Partition]:
+    """Keep files in scratch, and yield the parts between edges, each with the files at these positions."""
+    num_parts = len(edges) - 1
     with scratch() as folder:
         path = folder / "partition.arrow"
-        _write_parts(path, read, edges)
+        _write_parts(path, files, edges)
         with pa.OSFile(str(path)) as source:
             stored = pa.ipc.open_file(source)
             for part in range(num_parts):

@@ -100,7 +100,12 @@ DAMAGES: list[tuple[str, str, Callable[[Path], object], str]] = [
     ("other number", MARKER, move_position, "differs from the digest in it"),
     ("cut", MARKER, lambda file: os.truncate(file, 60), "wanted JSON"),
     ("empty", MARKER, lambda file: os.truncate(file, 0), "wanted JSON"),
-    ("other value", MARKER, lambda file: file.write_text("[]"), "wanted a valid dictionary"),
+    (
+        "other value",
+        MARKER,
+        lambda file: file.write_text("[]"),
+        "wanted a valid dictionary",
+    ),
 ]
 
 
