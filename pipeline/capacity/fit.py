@@ -70,10 +70,7 @@ def fit(runs: Sequence[RunFolder], **origin: str) -> Calibration:
     totals: defaultdict[str, float] = defaultdict(float)
     for run in runs:
         samples += _read_samples(run)
-        for split_amounts in _read_split_amounts(run).values():
-            for name, amount in split_amounts.items():
-                totals[name] += amount
-        for name, amount in _read_partition_amounts(run).items():
+        for name, amount in _sum_amounts(run, _read_split_amounts(run)).items():
             totals[name] += amount
     phases: dict[str, PhaseRates] = {}
     for phase in registry.PHASES:
@@ -146,11 +143,7 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
         fault = f"{run.run_dir}: the run is not finished; only a finished run can be a calibration"
         raise ConfigError([fault])
     split_amounts = _read_split_amounts(run)
-    totals: defaultdict[str, float] = defaultdict(float)
-    for amounts in split_amounts.values():
-        for name, amount in amounts.items():
-            totals[name] += amount
-    totals.update(_read_partition_amounts(run))
+    totals = _sum_amounts(run, split_amounts)
     processes: set[tuple[str, str]] = set()
     task_ids: set[tuple[str, str]] = set()
     for event in run.read_events():
@@ -183,6 +176,15 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
     if not processes:
         fault = f"{run.run_dir}: its log has no CPU seconds; run the config again in a new folder"
         raise ConfigError([fault])
+
+
+def _sum_amounts(run: RunFolder, split_amounts: Mapping[str, Amounts]) -> Amounts:
+    """Return the amounts of a run, from those of its splits and of its partitions."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    for amounts in split_amounts.values():
+        for name, amount in amounts.items():
+            totals[name] += amount
+    return {**totals, **_read_partition_amounts(run)}
 
 
 def _read_task_amounts(

@@ -222,6 +222,12 @@ class _Traffic:
     bytes_read: float = 0.0
     range_bytes: float = 0.0
 
+    def count_in_turn(self) -> float:
+        """Return the requests that tasks wait for, one after another."""
+        share_saved = 1 - 1 / NUM_CONNECTIONS
+        num_saved = share_saved * min(self.parallel_gets, self.gets)
+        return self.gets + self.puts - num_saved
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -329,9 +335,7 @@ class CostModel:
             cpu_s["requests"] = num_requests * costs.REQUEST_CPU_S
         num_ranges = self._count_groups(phase, num_tasks)
         num_waves = math.ceil(num_ranges / max(1, slots))
-        share_saved = 1 - 1 / NUM_CONNECTIONS
-        num_in_turn = num_requests - share_saved * min(traffic.parallel_gets, traffic.gets)
-        wait_s = num_in_turn * costs.LATENCY_S / num_ranges
+        wait_s = traffic.count_in_turn() * costs.LATENCY_S / num_ranges
         mean_s = sum(cpu_s.values()) / num_ranges + wait_s
         waves_s = (num_waves - 1 + costs.LARGEST_TASK) * mean_s + rates.start_s
         record_s = costs.RECORD_S + self.is_in_bucket * costs.LATENCY_S / NUM_CONNECTIONS

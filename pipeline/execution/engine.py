@@ -236,13 +236,9 @@ def _run_remaining_tasks(
     if failures:
         raise RunAborted(_format_failures(phase, failures, len(task_ids)))
     phase.finish()
-    counters = phase.sum_records()
-    summary = {
-        "task_ids": len(task_ids),
-        "of": input_fingerprint,
-        "counters": counters.to_json(),
-    }
-    folder.finish(summary)
+    counters = phase.sum_records().to_json()
+    of = {"task_ids": len(task_ids), "of": input_fingerprint}
+    folder.finish({**of, "counters": counters})
     yield PhaseFinished(phase.name, phase.counters(), was_complete=False)
     return []
 
