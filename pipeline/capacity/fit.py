@@ -127,7 +127,7 @@ def _read_partition_amounts(run: RunFolder) -> dict[str, float]:
     """Return the amounts that phases count per partition, over the whole run."""
     amounts: dict[str, float] = {}
     for amount, (phase, counter) in AMOUNTS.items():
-        if opens_all_splits(registry.find_phase(phase)):
+        if opens_all_splits(registry.find_phase(phase)) and run.has_finished(phase):
             counts = run.folder(phase).summary()["counters"]["counts"]
             amounts[amount] = float(counts.get(counter, 0))
     return amounts

@@ -65,8 +65,8 @@ def make_request(engine: EngineConfig, phase: str) -> Request:
 
 def list_requests(config: RunConfig) -> list[Request]:
     """Return the requests of all phases that are on."""
-    phases = [phase for phase in registry.PHASES if phase.is_enabled(config)]
-    return [make_request(config.engine, phase.name) for phase in phases]
+    enabled = registry.list_enabled(config)
+    return [make_request(config.engine, phase.name) for phase in enabled]
 
 
 def find_unmet(requests: Iterable[Request], machines: Sequence[Amounts]) -> list[str]:

@@ -149,7 +149,7 @@ def run(
         why = "its driver was stopped"
         try:
             repairs = Repairs(plan)
-            for phase in registry.PHASES:
+            for phase in registry.list_enabled(plan.config):
                 for event in _run_phase(phase(plan), workers, repairs):
                     log(_make_log_entry(event))
                     run_lock.check()

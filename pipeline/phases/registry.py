@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.config import RunConfig
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.exact_dedup import ExactDedup, ExactHashes
 from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams
@@ -55,6 +56,11 @@ DECIDING_PHASES: tuple[type[SplitPhase], ...] = (Extract, Annotate, Select)
 def find_phase(name: str) -> type[Phase]:
     """Return the phase with that name."""
     return next(phase for phase in PHASES if phase.name == name)
+
+
+def list_enabled(config: RunConfig) -> list[type[Phase]]:
+    """Return the phases that are on, in the order in which they run."""
+    return [phase for phase in PHASES if phase.is_enabled(config)]
 
 
 def list_phase_names() -> list[str]:

@@ -24,6 +24,7 @@ from tests.faults._damage import cut, delete, empty, flip_bit, zero_block
 from tests.faults.attack import Attack, get_shared_folder
 from tests.faults.runs.small_run import (
     NUM_DOCUMENTS,
+    PHASES,
     check_outputs,
     get_reference_run,
     get_tree,
@@ -55,7 +56,7 @@ READ_FILES = (
     ("tokenize", "*.tokens.bin"),
     ("tokenize", "*.documents.arrow"),
     *((phase, "done/0*.json") for phase in ("extract", "annotate", "tokenize")),
-    *((phase, "phase.json") for phase in registry.list_phase_names()),
+    *((phase, "phase.json") for phase in PHASES),
 )
 OTHER_FILES = (
     ("extract", "*.decisions.parquet"),
