@@ -58,11 +58,11 @@ def sweep(
         raise IncompatibleConfig(f"--lr: {learning_rates} has a rate twice; remove one")
     for learning_rate in learning_rates:
         run_dir = Path(config.run_dir) / f"lr-{learning_rate:g}"
+        optimizer = config.optimizer.model_copy(update={"learning_rate": learning_rate})
+        changes = {"run_dir": str(run_dir), "optimizer": optimizer}
         fault = ""
         try:
-            result = train(
-                _set_rate(config, learning_rate, run_dir), context, stop_requested
-            )
+            result = train(config.model_copy(update=changes), context, stop_requested)
         except TrainingStopped as error:
             # A rate that is too high diverges; the others are of interest all the same.
             fault = str(error)
@@ -90,12 +90,6 @@ def format_table(runs: Sequence[SweptRun]) -> Iterator[str]:
         ]
         mark = "  best" if run is best and not run.fault else ""
         yield "".join(cells) + (f"  {run.fault[:60]}" if run.fault else mark)
-
-
-def _set_rate(config: TrainConfig, learning_rate: float, run_dir: Path) -> TrainConfig:
-    optimizer = config.optimizer.model_copy(update={"learning_rate": learning_rate})
-    changes = {"run_dir": str(run_dir), "optimizer": optimizer}
-    return config.model_copy(update=changes)
 
 
 def _summarize(

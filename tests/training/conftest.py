@@ -16,7 +16,9 @@ from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_file
 from tests.training.rank_processes import run_world
 from training.anomaly_guard import AnomalyGuard
-from training.config import TrainConfig
+from training.config import ModelConfig, TrainConfig
+from training.model.decoder import Decoder
+from training.model.initialization import init_parameter
 
 VOCAB_SIZE = 250
 
@@ -103,6 +105,13 @@ def make_settings(run_dir: Path, manifest: Path | None, **changes: Any) -> dict[
 def make_config(run_dir: Path, manifest: Path | None, **changes: Any) -> TrainConfig:
     """Return the config of `make_settings`."""
     return TrainConfig.model_validate(make_settings(run_dir, manifest, **changes))
+
+
+def init_parameters(model: Decoder, config: ModelConfig, seed: int) -> None:
+    """Fill all parameters of a model, in place."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            init_parameter(name, parameter, config, seed)
 
 
 def decide(guard: AnomalyGuard, loss: float, norm: float, step: int) -> bool:

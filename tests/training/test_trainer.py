@@ -24,6 +24,7 @@ from loader.state import ResumeMismatch
 from loader.storage import ReadSettings
 from tests.loader.test_cli import run_cli
 from tests.training.conftest import (
+    init_parameters,
     losses,
     make_config,
     make_settings,
@@ -39,7 +40,6 @@ from training.checkpoint.marker import MARKER, list_complete_checkpoints
 from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointFailed, IncompatibleConfig, TrainingStopped
 from training.model.decoder import Decoder
-from training.model.initialization import init_parameters
 from training.parallel import distributed
 from training.parallel.optimizer import compute_learning_rate
 from training.trainer import TrainResult, stop_on_signals, train

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from loader import Mixture, TokenLoader
+from loader import TokenLoader
 from loader.batches.batch_builder import DocumentOutput
 from loader.storage import ReadSettings
 from training.config import DataConfig, TrainConfig
@@ -192,8 +192,10 @@ def _open_loader(
     documents: Collection[DocumentOutput],
 ) -> TokenLoader:
     """Open the dataset or mixture of the config for this rank."""
+    datasets = data.manifest if data.mixture is None else data.make_mixture()
+    assert datasets is not None  # checked with the config
     return TokenLoader(
-        _list_datasets(data),
+        datasets,
         seq_len=data.seq_len,
         global_batch_rows=global_batch_rows,
         # Ranks of a tensor-parallel group have the same coordinate here, so they read the same
@@ -215,10 +217,3 @@ def select_document_fields(
         return ()
     form = select_mask_form(config.precision, device)
     return ("cu_seqlens",) if form == "cu_seqlens" else ("document_ids",)
-
-
-def _list_datasets(data: DataConfig) -> str | Mixture:
-    if data.mixture is None:
-        assert data.manifest is not None
-        return data.manifest
-    return data.make_mixture()

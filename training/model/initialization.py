@@ -11,16 +11,9 @@ import hashlib
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from training.config import ModelConfig
-
-
-def init_parameters(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Fill all parameters of a model, in place."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            init_parameter(name, parameter, config, seed)
 
 
 def init_parameter(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:

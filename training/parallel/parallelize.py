@@ -88,7 +88,11 @@ def parallelize(
     if parallel.async_tensor:
         enable_async_tensor_parallel(context.mesh["tensor"])
     if context.row_mesh is not None:
-        _share_rows(model, ContextParallel(context.row_mesh["context"]))
+        # The ranks of a group compute different tokens of the same rows.
+        model.sharing = sharing = ContextParallel(context.row_mesh["context"])
+        for block in model.layers:
+            assert isinstance(block, Block)
+            block.self_attn.sharing = sharing
     _configure_blocks(model, parallel, precision, context.device)
     if parallel.strategy in ("zero2", "zero3"):
         return _apply_fully_shard(model, init_parameter, parallel, precision, context)
@@ -117,13 +121,6 @@ def accumulate_gradients(
         # Otherwise FSDP would wait for reductions after every micro-batch.
         model.set_is_last_backward(is_last)
     yield
-
-
-def unwrap_decoder(model: nn.Module) -> Decoder:
-    """Return the decoder inside a module that `parallelize` returned."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    assert isinstance(inner, Decoder)
-    return inner
 
 
 # ---- weights ----
@@ -237,14 +234,6 @@ def _make_fsdp_settings(
 
 
 # ---- computation of blocks ----
-
-
-def _share_rows(model: Decoder, sharing: ContextParallel) -> None:
-    """Let the ranks of a group compute different tokens of the same rows."""
-    model.sharing = sharing
-    for block in model.layers:
-        assert isinstance(block, Block)
-        block.self_attn.sharing = sharing
 
 
 def _configure_blocks(

@@ -162,7 +162,10 @@ def make_plan(
         tokens = float(config.steps * data.global_batch_rows * data.seq_len)
     _check_arguments(num_gpus, mfu, tokens)
     num_parameters = count_parameters(config.model, vocab_size)
-    mfu, source = _choose_mfu(mfu, num_parameters, data.seq_len)
+    source = "as given"
+    if mfu is None:
+        nearest = find_utilization(num_parameters, data.seq_len)
+        mfu, source = nearest.share, f"published for {nearest.describe()}"
     estimator = Estimator(config, num_gpus, gpu, vocab_size, mfu)
     configured = estimator.estimate("as configured", {})
     if configured.footprint is None:
@@ -181,16 +184,6 @@ def make_plan(
         # Remedies take hundreds of estimates, so they are computed only if they are needed.
         remedies=() if configured.fits(gpu) else tuple(_find_remedies(estimator)),
     )
-
-
-def _choose_mfu(
-    given: float | None, num_parameters: int, seq_len: int
-) -> tuple[float, str]:
-    """Return the MFU, and where it comes from."""
-    if given is not None:
-        return given, "as given"
-    nearest = find_utilization(num_parameters, seq_len)
-    return nearest.share, f"published for {nearest.describe()}"
 
 
 def _check_arguments(num_gpus: int, mfu: float | None, tokens: float) -> None:

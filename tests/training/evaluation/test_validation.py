@@ -34,7 +34,7 @@ from training.model.decoder import Decoder
 from training.model.initialization import init_parameter
 from training.parallel import distributed
 from training.parallel.distributed import RankContext
-from training.parallel.parallelize import parallelize, unwrap_decoder
+from training.parallel.parallelize import parallelize
 
 SEQ_LEN = 16
 DATA = {"seq_len": SEQ_LEN, "micro_batch_rows": 3}
@@ -123,7 +123,8 @@ def validate(config: TrainConfig) -> tuple[dict[str, float], Decoder]:
     """Return the figures of one process, and its model."""
     here = joined(config)
     model = built(config, here)
-    return Validation(config, here).evaluate(model), unwrap_decoder(model)
+    assert isinstance(model, Decoder)
+    return Validation(config, here).evaluate(model), model
 
 
 def plain_losses(model: Decoder, held_out: HeldOut) -> list[tuple[float, int]]:

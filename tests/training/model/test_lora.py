@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.conftest import init_parameters
 from tests.training.hugging_face.model_folders import logits, tokens
 from training.config import LoraConfig, ModelConfig
 from training.errors import IncompatibleConfig
 from training.model import lora
 from training.model.attention import AttentionMask
 from training.model.decoder import Decoder
-from training.model.initialization import init_parameters
 
 CONFIG = ModelConfig(
     dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=128, init_std=0.1
