@@ -5,12 +5,9 @@ Parameters and gradients are exact, and the optimizer state within 1 %, or 5 % w
 gradients, and an fp32 master with two moments. Ours are 4 + 4 + 8, because the fp32 parameter is
 the master and gradients are summed in fp32. Weights that are gathered or cast in bf16 come on top.
 
-The rest is an estimate, of which the peak of real steps differs by at most a quarter
-(tests/training/planning/test_memory.py), at three moments of a step:
-
-    loss    after forward: all activations, and the logits of the head or its gradients
-    last    in backward of the last block: all activations, and what the block needs besides
-    end     after backward: all gradients, and that of the embedding before its reduction
+The rest is an estimate of the end of forward and the beginning of backward, when all activations
+are in memory. The peak of real steps differs from it by at most a quarter
+(tests/training/planning/test_memory.py).
 """
 
 from __future__ import annotations
@@ -40,16 +37,16 @@ COMMUNICATOR_BYTES = GIB // 2
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes on one GPU at one moment.
+    """Bytes on one GPU at the peak.
 
     Attributes:
         parameters: fp32, this rank's shard.
         gathered: whole weights in the compute dtype: gathered (zero2, zero3) or cast by autocast.
-        gradients: fp32; this rank's share, or whole ones (ddp, zero1, `accumulate: whole`).
+        gradients: fp32; this rank's share, or whole ones (ddp, zero1, `accumulate: whole`). In a
+            step with one micro-batch they replace activations, so only what is larger counts.
         optimizer: moments of AdamW, or momentum of Muon.
         activations: saved for the backward of blocks and the final norm; the batch itself.
-        loss: logits of a chunk, and gradients of the head.
-        buffers: of collectives, and of the block in backward.
+        work: of the loss, or of the last block's backward with its new gradients: the larger.
         context: of CUDA and NCCL.
     """
 
@@ -58,8 +55,7 @@ class MemoryUse:
     gradients: int
     optimizer: int
     activations: int
-    loss: int
-    buffers: int
+    work: int
     context: int
 
     @property
@@ -76,7 +72,7 @@ class Footprint:
         parameters: bytes of this rank's shards, on the GPU or in CPU memory.
         gradients: likewise; as the optimizer sees them.
         optimizer: likewise.
-        moments: bytes on the GPU, by moment of the step.
+        peak: bytes on the GPU.
         offloaded: activation bytes per micro-batch that go to CPU memory and back.
         host: bytes of CPU memory per GPU: offloaded state, and the copy of the state from which
             a checkpoint is written.
@@ -86,20 +82,10 @@ class Footprint:
     parameters: int
     gradients: int
     optimizer: int
-    moments: dict[str, MemoryUse]
+    peak: MemoryUse
     offloaded: int
     host: int
     micro_batches: int
-
-    @property
-    def peak_moment(self) -> str:
-        """The moment that takes the most memory."""
-        return max(self.moments, key=lambda name: self.moments[name].total)
-
-    @property
-    def peak(self) -> MemoryUse:
-        """The memory at that moment."""
-        return self.moments[self.peak_moment]
 
 
 def estimate_footprint(
@@ -137,9 +123,9 @@ def estimate_footprint(
         "optimizer": optimizer if offload == "none" else 0,
         "context": context if device_type == "cuda" else 0,
     }
-    moments = _estimate_moments(config, layout, weights, block, constant)
+    peak = _estimate_peak(config, layout, weights, block, constant)
     return Footprint(
-        parameters, gradients, optimizer, moments, offloaded, host, layout.micro_batches
+        parameters, gradients, optimizer, peak, offloaded, host, layout.micro_batches
     )
 
 
@@ -256,100 +242,73 @@ def _is_sharded(config: TrainConfig) -> bool:
     return config.parallel.strategy in ("zero2", "zero3")
 
 
-# ---- the moments of a step ----
+# ---- the peak ----
 
 
-def _estimate_moments(
+def _estimate_peak(
     config: TrainConfig,
     layout: MeshLayout,
     weights: ModelWeights,
     block: BlockActivations,
     constant: dict[str, int],
-) -> dict[str, MemoryUse]:
-    tokens, num_layers = count_tokens(config), config.model.num_layers
+) -> MemoryUse:
+    e, tokens, num_layers = (
+        get_compute_bytes(config),
+        count_tokens(config),
+        weights.num_layers,
+    )
     # input_ids and labels (int64): read_step moves all micro-batches of a step at once.
     batch = 16 * config.data.seq_len * config.data.micro_batch_rows * layout.micro_batches
-    residual = get_residual_bytes(config) * config.model.dim // layout.tensor
     # Of offloaded activations, those of two blocks are on the GPU: one is being sent, or fetched
     # ahead.
     blocks = num_layers * block.kept + min(2, num_layers) * block.offloaded
-    final_norm = residual + FP32_BYTES
-    activations = {"loss": batch + tokens * (blocks + final_norm), "end": batch}
-    activations["last"] = activations["loss"]
-    estimate = _estimate_sharded if _is_sharded(config) else _estimate_whole
-    states = estimate(config, layout, weights)
-    states["last"]["buffers"] += tokens * block.backward
-    states["end"]["buffers"] += tokens * residual
-    moments: dict[str, MemoryUse] = {}
-    for name, state in states.items():
-        loss = _estimate_loss(config, weights, tokens) if name == "loss" else 0
-        moments[name] = MemoryUse(
-            activations=activations[name], loss=loss, **state, **constant
-        )
-    return moments
-
-
-def _estimate_whole(
-    config: TrainConfig, layout: MeshLayout, weights: ModelWeights
-) -> dict[str, dict[str, int]]:
-    """Return casts of weights, gradients and buffers of ddp and zero1, by moment."""
-    e = get_compute_bytes(config)
-    # Autocast caches its casts of the matrices, and uses fp32 weights as they are.
-    matrices = count([weight for weight in weights.block if weight.is_matrix])
-    casts = weights.num_layers * e * matrices if e < FP32_BYTES else 0
+    final_norm = get_residual_bytes(config) * config.model.dim // layout.tensor + FP32_BYTES
+    activations = batch + tokens * (blocks + final_norm)
+    largest = max(weight.count() for weight in weights.block)
     whole = FP32_BYTES * count(select_trained(weights.all))
-    # DDP allocates its buckets at the start.
-    kept = whole if layout.replicate > 1 or layout.micro_batches > 1 else 0
-    # One gradient in the compute dtype and in fp32, before it is added to its bucket.
-    new = (FP32_BYTES + e) * max(weight.count() for weight in weights.block)
-    embedding = FP32_BYTES * count(select_trained(weights.embedding))
-    return {
-        "loss": {"gathered": casts, "gradients": kept, "buffers": 0},
-        "last": {"gathered": casts, "gradients": kept, "buffers": new},
-        "end": {"gathered": 0, "gradients": whole, "buffers": embedding},
-    }
-
-
-def _estimate_sharded(
-    config: TrainConfig, layout: MeshLayout, weights: ModelWeights
-) -> dict[str, dict[str, int]]:
-    """Return gathered weights, gradients and buffers of zero2 and zero3, by moment."""
-    e, shard, num_layers = get_compute_bytes(config), layout.shard, weights.num_layers
-    groups = weights.embedding, weights.block, weights.head
-    # Numbers of each group: all, and those that have gradients
-    embedding, block, head = (shard * count(group, shard) for group in groups)
-    new_embedding, new_block, new_head = (
-        shard * count(select_trained(group), shard) for group in groups
+    if _is_sharded(config):
+        gathered, new_gradients = _count_gathered(config, layout.shard, weights)
+        all_gradients = FP32_BYTES * count(select_trained(weights.all), layout.shard)
+        if config.parallel.offload == "parameters":
+            all_gradients = 0  # they are in CPU memory
+        kept = whole if config.parallel.accumulate == "whole" else all_gradients
+        is_kept = layout.micro_batches > 1
+    else:
+        # Autocast caches its casts of the matrices, and uses fp32 weights as they are.
+        matrices = count([weight for weight in weights.block if weight.is_matrix])
+        gathered = num_layers * e * matrices if e < FP32_BYTES else 0
+        # One gradient in fp32, before it is added to its bucket.
+        new_gradients = FP32_BYTES * largest
+        kept = all_gradients = whole
+        # DDP allocates its buckets at the start.
+        is_kept = layout.replicate > 1 or layout.micro_batches > 1
+    backward = tokens * block.backward + new_gradients + e * largest
+    return MemoryUse(
+        gathered=gathered,
+        gradients=kept if is_kept else max(0, all_gradients - activations),
+        activations=activations,
+        work=max(_estimate_loss(config, weights, tokens), backward),
+        **constant,
     )
-    # zero3: the block in use, and in backward also the one that is gathered ahead. zero2:
-    # everything that is gathered in forward stays until its backward.
-    in_forward, in_backward, received = block, block * min(2, num_layers), block
-    if config.parallel.strategy == "zero2":
-        in_forward = in_backward = embedding + num_layers * block
-        received = 0
-    local = FP32_BYTES * count(select_trained(weights.all), shard)
-    if config.parallel.offload == "parameters":
-        local = 0  # they are in CPU memory
-    earlier = local
-    if config.parallel.accumulate == "whole":
-        earlier = FP32_BYTES * count(select_trained(weights.all))
-    if layout.micro_batches == 1:
-        earlier = 0
-    # A gather has its output twice: received, then copied into the parameters.
-    is_gathered = shard > 1
+
+
+def _count_gathered(
+    config: TrainConfig, shard: int, weights: ModelWeights
+) -> tuple[int, int]:
+    """Return the bytes of gathered weights of zero2 and zero3, and of gradients to be reduced."""
+    groups = weights.embedding, weights.block, weights.head
+    embedding, block, head = (shard * count(group, shard) for group in groups)
+    if config.parallel.strategy == "zero3":
+        # The head, or the block that is gathered ahead, and the block in use
+        numbers = max(head, block) + block
+    else:
+        # Everything that is gathered in forward stays until its backward.
+        numbers = embedding + weights.num_layers * block + head
+    if shard > 1:
+        numbers += head  # a gather has its output twice: received, then copied
     # Gradients are reduced in fp32, those of one group while the next group's are computed.
-    last = FP32_BYTES * max(new_head, new_block) + e * received * is_gathered
-    last += e * max(weight.count() for weight in weights.block)
-    end = FP32_BYTES * max(new_embedding, new_block) + e * new_embedding
-    return {
-        "loss": {
-            "gathered": e * (head + in_forward),
-            "gradients": earlier,
-            "buffers": e * head * is_gathered,
-        },
-        "last": {"gathered": e * in_backward, "gradients": earlier, "buffers": last},
-        "end": {"gathered": e * embedding, "gradients": local, "buffers": end},
-    }
+    trained = (shard * count(select_trained(group), shard) for group in groups[1:])
+    return get_compute_bytes(config) * numbers, FP32_BYTES * max(trained)
 
 
 def _estimate_loss(config: TrainConfig, weights: ModelWeights, tokens: int) -> int:

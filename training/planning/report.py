@@ -13,19 +13,13 @@ from training.planning.gpus import GIB
 from training.planning.memory import MemoryUse
 from training.planning.plan import MAX_CHANGES, SPARE_SHARE, Option, Plan
 
-_MOMENTS = {
-    "loss": "after forward",
-    "last": "in backward of the last block",
-    "end": "after backward",
-}
 _COLUMNS = {
     "parameters": "params",
     "gathered": "gathered",
     "gradients": "grads",
     "optimizer": "optim",
     "activations": "activ",
-    "loss": "loss",
-    "buffers": "buffers",
+    "work": "work",
     "context": "context",
 }
 assert tuple(_COLUMNS) == tuple(field.name for field in fields(MemoryUse))
@@ -63,7 +57,7 @@ def _summarize(plan: Plan) -> Iterator[str]:
     )
     yield (
         f"{'fits' if fits else 'does not fit'}: {footprint.peak.total / GIB:.1f} of "
-        f"{gpu.memory_bytes / GIB:.1f} GiB {_MOMENTS[footprint.peak_moment]}; "
+        f"{gpu.memory_bytes / GIB:.1f} GiB; "
         f"{footprint.host / GIB:.1f} GiB of CPU memory per GPU"
     )
     yield (
