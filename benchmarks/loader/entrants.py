@@ -12,6 +12,8 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,15 @@ def import_streaming() -> None:
         del sys.modules[name]
 
 
+@dataclass
 class Entrant:
     """A loader of one data folder. `state` returns None if the loader can only resume by replay."""
 
-    def __init__(self, root: Path, workers: int = 0) -> None:
-        self.root, self.workers = root, workers
+    root: Path
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        self.loader: Any = None
         self.build()
 
     def build(self) -> None: ...
@@ -70,45 +76,42 @@ class Entrant:
     def load(self, state: Any) -> None:
         self.loader.load_state_dict(state)
 
-    loader: Any = None
-
 
 # ---------------------------------------------------------------------------------------------------------------- bare
 
 
+def map_blocks(root: Path) -> Any:
+    """Return (num, BLOCK) uint16: a memory map of the flat file."""
+    tokens = np.memmap(root / "memmap/tokens.bin", np.uint16, mode="r")
+    return tokens[: len(tokens) // BLOCK * BLOCK].reshape(-1, BLOCK)
+
+
 class _Blocks(IterableDataset):  # type: ignore[type-arg]
     def __init__(self, root: Path, as_tensor: Callable[[Any], torch.Tensor]) -> None:
-        self.path, self.first, self.as_tensor = (
-            str(root / "memmap/tokens.bin"),
-            0,
-            as_tensor,
-        )
-        self.num = os.path.getsize(self.path) // 2 // BLOCK
+        self.root, self.first, self.as_tensor = root, 0, as_tensor
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        blocks = np.memmap(self.path, np.uint16, mode="r")[: self.num * BLOCK].reshape(
-            self.num, BLOCK
-        )
-        order = np.random.RandomState(SEED).permutation(self.num)[self.first :]
+        blocks = map_blocks(self.root)
+        order = np.random.RandomState(SEED).permutation(len(blocks))[self.first :]
         for batch in range(worker, len(order) // BATCH, workers):
             yield self.as_tensor(blocks[order[batch * BATCH : (batch + 1) * BATCH]])
 
 
+@dataclass
 class Memmap(Entrant):
-    as_tensor = staticmethod(widen)
+    as_tensor: Callable[[Any], torch.Tensor] = widen
 
     def build(self) -> None:
         self.blocks, self.seen = _Blocks(self.root, self.as_tensor), 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self.blocks.first = self.seen
-        for batch in (
-            DataLoader(self.blocks, batch_size=None, num_workers=self.workers)
-            if self.workers
-            else self.blocks
-        ):
+        batches: Any = self.blocks
+        if self.workers:
+            batches = DataLoader(self.blocks, batch_size=None, num_workers=self.workers)
+        for batch in batches:
             self.seen += BATCH
             yield batch
 
@@ -119,18 +122,17 @@ class Memmap(Entrant):
         self.seen = state
 
 
-class MemmapStored(Memmap):
-    as_tensor = staticmethod(torch.from_numpy)
-
-
 # ---------------------------------------------------------------------------------------------------------------- ours
 
 
+@dataclass
 class Ours(Entrant):
-    """TokenLoader; `workers` is the number of chunks that threads read ahead."""
+    """TokenLoader; `workers` is the number of chunks that threads read ahead.
+
+    With `packing`, the rows are those that generate.py packs beside the shards.
+    """
 
     tokens: Any = "int64"
-    key = "input_ids"
     packing: Any = None
 
     def build(self) -> None:
@@ -140,28 +142,18 @@ class Ours(Entrant):
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (batch[self.key] for batch in self.loader)
+        key = "tokens" if self.tokens == "stored" else "input_ids"
+        return (batch[key] for batch in self.loader)
 
 
-class OursStored(Ours):
-    tokens = "stored"
-    key = "tokens"
-
-
-class OursPacked(Ours):
-    """Rows of the packing that generate.py writes beside the shards."""
-
-    packing = True
-
-
-class OursPackedStored(OursStored):
-    packing = True
-
-
+@dataclass
 class OursDataset(Entrant):
-    """TokenDataset with torch's DataLoader; the rows of a batch stay together."""
+    """TokenDataset with torch's DataLoader; the rows of a batch stay together.
 
-    collates = True
+    Without `collates`, DataLoader's own function stacks rows.
+    """
+
+    collates: bool = True
 
     def build(self) -> None:
         dataset = TokenDataset(self.root / "shards", seq_len=BLOCK - 1, seed=SEED)
@@ -188,32 +180,21 @@ class OursDataset(Entrant):
         self.sampler.load_state_dict(state)
 
 
-class OursDatasetRows(OursDataset):
-    """TokenDataset with DataLoader's own collate function, which stacks rows."""
-
-    collates = False
-
-
 # --------------------------------------------------------------------------------------------------------------- peers
 
 
 class _MapBlocks(Dataset):  # type: ignore[type-arg]
-    def __init__(self, root: Path) -> None:
-        self.path, self.blocks = str(root / "memmap/tokens.bin"), None
-        self.num = os.path.getsize(self.path) // 2 // BLOCK
+    def __init__(self, root: Path, convert: Callable[[Any], Any] = widen) -> None:
+        self.root, self.convert, self.blocks = root, convert, None
+        self.num = len(map_blocks(root))
 
     def __len__(self) -> int:
         return self.num
 
-    def raw(self, number: int) -> Any:
-        if self.blocks is None:
-            self.blocks = np.memmap(self.path, np.uint16, mode="r")[
-                : self.num * BLOCK
-            ].reshape(self.num, BLOCK)
-        return self.blocks[number]
-
-    def __getitem__(self, number: int) -> torch.Tensor:
-        return widen(self.raw(number))
+    def __getitem__(self, number: int) -> Any:
+        if self.blocks is None:  # in the process of a worker, which gets no map
+            self.blocks = map_blocks(self.root)
+        return self.convert(self.blocks[number])
 
 
 class Torchdata(Entrant):
@@ -328,22 +309,13 @@ class WebdatasetDocuments(WebdatasetPacked):
         return samples.compose(_pack)
 
 
-class _GrainBlocks:
-    def __init__(self, root: Path) -> None:
-        self.blocks = _MapBlocks(root)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, number: int) -> Any:
-        return self.blocks.raw(number)
-
-
 class Grain(Entrant):
     def build(self) -> None:
         import grain.python as grain
 
-        blocks = grain.MapDataset.source(_GrainBlocks(self.root)).seed(SEED).shuffle()
+        blocks = (
+            grain.MapDataset.source(_MapBlocks(self.root, np.asarray)).seed(SEED).shuffle()
+        )
         batches = blocks.batch(
             BATCH,
             drop_remainder=True,
@@ -385,15 +357,15 @@ class HuggingFace(Entrant):
         self.loader = StatefulDataLoader(dataset, num_workers=self.workers, **settings)
 
 
-ENTRANTS: dict[str, type[Entrant]] = {
+ENTRANTS: dict[str, Callable[..., Entrant]] = {
     "memmap": Memmap,
-    "memmap_stored": MemmapStored,
+    "memmap_stored": partial(Memmap, as_tensor=torch.from_numpy),
     "ours": Ours,
-    "ours_stored": OursStored,
-    "ours_packed": OursPacked,
-    "ours_packed_stored": OursPackedStored,
+    "ours_stored": partial(Ours, tokens="stored"),
+    "ours_packed": partial(Ours, packing=True),
+    "ours_packed_stored": partial(Ours, tokens="stored", packing=True),
     "ours_dataset": OursDataset,
-    "ours_dataset_rows": OursDatasetRows,
+    "ours_dataset_rows": partial(OursDataset, collates=False),
     "torchdata": Torchdata,
     "litdata": Litdata,
     "grain": Grain,

@@ -34,7 +34,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.frame import finish, make_parser, print_table
-from benchmarks.stages.near_duplicates import wet_record
 from pipeline.config import load
 from pipeline.execution.engine import PhaseFinished, run
 from pipeline.models.demo.texts import summaries
@@ -49,6 +48,7 @@ from stages.dedup.minhash import (
     compute_bands,
     split_ngrams,
 )
+from tests.conftest import wet_record
 
 # Pairs below this similarity are not counted.
 LOWEST = 0.4
@@ -273,7 +273,10 @@ def measure_texts(num_texts: int, threshold: float) -> dict[str, Any]:
     texts = edited_texts(num_texts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        content = b"".join(wet_record(i, f"Title\n{text}") for i, text in enumerate(texts))
+        content = b"".join(
+            wet_record(f"https://example.org/{i}", f"Title\n{text}", number=i)
+            for i, text in enumerate(texts)
+        )
         (folder / "0.warc.wet").write_bytes(content)
         make_run_plan = partial(_plan, f"{folder}/*.warc.wet", threshold, 10)
         return compare(texts, MinHashSettings(threshold=threshold), folder, make_run_plan)

@@ -15,13 +15,12 @@ goal: with the comparison, the three phases of fuzzy deduplication take at most 
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import json
 import random
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from pipeline.phases import registry
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.planning.plan import make_plan
+from tests.conftest import wet_record
 
 WORDS_PER_DOCUMENT = 100
 DOCUMENTS_PER_FILE = 25_000
@@ -83,31 +83,15 @@ def texts(num_documents: int) -> Iterator[tuple[str, bool]]:
 def write_crawl(folder: Path, num_documents: int) -> set[int]:
     """Write WET files of these texts, and return the numbers of the copies."""
     copies: set[int] = set()
-    file = None
-    for number, (text, is_copy) in enumerate(texts(num_documents)):
-        if number % DOCUMENTS_PER_FILE == 0:
-            if file is not None:
-                file.close()
-            file = (folder / f"{number // DOCUMENTS_PER_FILE:05d}.warc.wet").open("wb")
-        if is_copy:
-            copies.add(number)
-        assert file is not None
-        file.write(wet_record(number, text))
-    if file is not None:
-        file.close()
+    numbered = enumerate(texts(num_documents))
+    for file_number in range(-(-num_documents // DOCUMENTS_PER_FILE)):
+        with (folder / f"{file_number:05d}.warc.wet").open("wb") as file:
+            for number, (text, is_copy) in islice(numbered, DOCUMENTS_PER_FILE):
+                if is_copy:
+                    copies.add(number)
+                url = f"https://example.org/{number}"
+                file.write(wet_record(url, text, number=number))
     return copies
-
-
-def wet_record(number: int, text: str) -> bytes:
-    """Return a conversion record whose URL contains the number."""
-    body = text.encode()
-    digest = base64.b32encode(hashlib.sha1(body, usedforsecurity=False).digest()).decode()
-    head = (
-        f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: https://example.org/{number}\r\n"
-        f"WARC-Date: 2026-11-01T00:00:00Z\r\nWARC-Record-ID: <urn:uuid:00000000-0000-0000-0000-{number:012d}>\r\n"
-        f"WARC-Block-Digest: sha1:{digest}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body + b"\r\n\r\n"
 
 
 def measure(num_documents: int, rule: str, folder: Path) -> dict[str, Any]:
