@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
@@ -34,105 +33,74 @@ EVERY = {"ccnet": 1, "quality": 5, "html": 10, "main content": 5}
 FEW_EVERY, FEW_PAGES = 1000, 20
 
 
-class PageSource(Protocol):
-    """Makes the input folders of chains."""
-
-    @property
-    def suffix(self) -> str:
-        """What the name of the result file ends with; empty for the default input."""
-        ...
-
-    def prepare(self, chain: str, /) -> Path:
-        """Return the folder that a chain reads; make it if it is missing."""
-        ...
-
-    def prepare_few(self) -> Path:
-        """Return a folder with a few pages."""
-        ...
-
-
 @dataclass(frozen=True)
-class DebianPages:
-    """Pages of Debian's documentation.
+class PageSource:
+    """Makes the input folders of chains: pages of Debian's documentation, or of WET and WARC files.
+
+    The pages of files are written again as one file, with WET headers in the order of 2019, because
+    cc_net reads them by position.
 
     Attributes:
         work: where the folders are made.
         packages: folder with the .deb files; None downloads them.
-        scale: how many times the pages; 0.25 and 4 read a quarter and four times as much text.
+        scale: how many times Debian's pages; 0.25 and 4 read a quarter and four times as much text.
+        files: WET and WARC files instead of Debian's pages.
     """
 
     work: Path
     packages: Path | None = None
     scale: float = 1
+    files: tuple[Path, ...] = ()
 
     @property
     def suffix(self) -> str:
-        """The scale, if it is not 1."""
+        """What the name of the result file ends with; empty for the default input."""
+        if self.files:
+            return "_files"
         return "" if self.scale == 1 else f"_x{self.scale:g}"
 
-    def prepare(self, chain: str, /) -> Path:
-        """Return every n-th page of the first packages, or pages of more packages."""
+    def prepare(self, chain: str) -> Path:
+        """Return the folder that a chain reads; make it if it is missing.
+
+        Of Debian these are every n-th page of the first packages, or pages of more packages.
+        """
+        if self.files:
+            return self._write("all", read_archives(self.files))
         share = self.scale / EVERY[chain]
         if share <= 1:
             return self._prepare_every(round(1 / share))
-        folder = self.work / f"pages-x{share:g}"
-        if not (folder / COUNTS).exists():
-            pages = read_all_pages(self._find_packages(with_more=True))
-            write_pages(take_text(pages, round(share * TEXT_BYTES)), folder)
-        return folder
+        pages = read_all_pages(self._find_packages(with_more=True))
+        return self._write(f"x{share:g}", take_text(pages, round(share * TEXT_BYTES)))
 
     def prepare_few(self) -> Path:
-        """Return every thousandth page."""
+        """Return a folder with a few pages."""
+        if self.files:
+            few = itertools.islice(read_archives(self.files), FEW_PAGES)
+            return self._write("few", few)
         return self._prepare_every(FEW_EVERY)
 
     def _prepare_every(self, every: int) -> Path:
-        folder = self.work / f"pages-{every}"
+        return self._write(f"{every}", read_all_pages(self._find_packages(), every))
+
+    def _write(self, name: str, pages: Iterator[InputPage]) -> Path:
+        if self.files:
+            parts = (f"{path.resolve()} {path.stat().st_size}" for path in self.files)
+            digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+            name = f"{digest}-{name}"
+        folder = self.work / f"pages-{name}"
         if not (folder / COUNTS).exists():
-            write_pages(read_all_pages(self._find_packages(), every), folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            write_pages(pages, folder)
         return folder
 
-    def _find_packages(self, *, with_more: bool = False) -> list[Path]:
+    def _find_packages(self, *, with_more: bool = False) -> Iterator[Path]:
+        """Yield the packages, which are downloaded and checked when the first is needed."""
         packages = list_packages(with_more=with_more)
         folder = self.packages
         if folder is None:
             folder = self.work / "packages"
             download_packages(folder, packages)
-        return check_packages(folder, packages)
-
-
-@dataclass(frozen=True)
-class ArchivePages:
-    """The pages of WET or WARC files, written again as one file.
-
-    WET headers get the order of 2019, because cc_net reads them by position.
-    """
-
-    work: Path
-    files: tuple[Path, ...]
-
-    @property
-    def suffix(self) -> str:
-        """Tells the result from that of Debian's pages."""
-        return "_files"
-
-    def prepare(self, _chain: str, /) -> Path:
-        """Return all pages, for every chain."""
-        return self._prepare("all", None)
-
-    def prepare_few(self) -> Path:
-        """Return the first pages."""
-        return self._prepare("few", FEW_PAGES)
-
-    def _prepare(self, name: str, num_pages: int | None) -> Path:
-        folder = self.work / f"pages-{self._digest()}-{name}"
-        if not (folder / COUNTS).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            write_pages(itertools.islice(read_archives(self.files), num_pages), folder)
-        return folder
-
-    def _digest(self) -> str:
-        parts = (f"{path.resolve()} {path.stat().st_size}" for path in self.files)
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+        yield from check_packages(folder, packages)
 
 
 def read_archives(files: Sequence[Path]) -> Iterator[InputPage]:

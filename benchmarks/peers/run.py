@@ -30,7 +30,7 @@ from benchmarks.frame import make_parser, print_table
 from benchmarks.peers.bare_calls import ALL_CALLS, ALL_CALLS_WORK, CCNET_LIBRARIES
 from benchmarks.peers.chart import draw_bars
 from benchmarks.peers.entrants import ENTRANTS, Entrant
-from benchmarks.peers.inputs import EVERY, ArchivePages, DebianPages, PageSource
+from benchmarks.peers.inputs import EVERY, PageSource
 from benchmarks.peers.pages import COUNTS
 from benchmarks.peers.task import Decisions, Task
 from benchmarks.quality.peer_environment import prepare_environment
@@ -344,9 +344,7 @@ def main() -> None:
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})  # also of all programs that this process starts
     work = args.work.resolve()
-    source: PageSource = DebianPages(work, args.packages, args.scale)
-    if args.files:
-        source = ArchivePages(work, tuple(args.files))
+    source = PageSource(work, args.packages, args.scale, tuple(args.files or ()))
     figures: dict[str, Any] = {}
     for figures in compare(
         work, source, args.rounds, args.chains, with_compiling=args.compiling

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import run
-from benchmarks.peers.inputs import ArchivePages, DebianPages
+from benchmarks.peers.inputs import PageSource
 from benchmarks.peers.pages import COUNTS, InputPage, extract_text, write_pages
 from benchmarks.peers.run import (
     Chain,
@@ -93,7 +93,7 @@ def test_wet_and_warc_files_are_read_as_the_pages_they_hold(
     """A page that occurs in both files is read once; the text of a WARC file is extracted."""
     html, text = pages / "pages.warc.gz", pages / "pages.warc.wet.gz"
     for files in ([html], [html, text], [text]):
-        source = ArchivePages(tmp_path, tuple(files))
+        source = PageSource(tmp_path, files=tuple(files))
         folder = source.prepare("ccnet")
         counts = json.loads((folder / COUNTS).read_text())
         assert counts["num_pages"] == len(PAGES)
@@ -109,23 +109,23 @@ def test_a_damaged_file_is_read_up_to_the_damage(
     content = (pages / "pages.warc.wet.gz").read_bytes()
     path = tmp_path / "cut.warc.wet.gz"
     path.write_bytes(content + b"\x1f\x8b\x08\x00 no deflate stream")
-    folder = ArchivePages(tmp_path, (path,)).prepare("ccnet")
+    folder = PageSource(tmp_path, files=(path,)).prepare("ccnet")
     assert json.loads((folder / COUNTS).read_text())["num_pages"] == len(PAGES)
     assert f"{path}: the rest is not read" in capsys.readouterr().out
 
 
 def test_a_chain_of_html_refuses_files_without_html(pages: Path, tmp_path: Path) -> None:
     """The message says which files to give."""
-    source = ArchivePages(tmp_path, (pages / "pages.warc.wet.gz",))
+    source = PageSource(tmp_path, files=(pages / "pages.warc.wet.gz",))
     with pytest.raises(SystemExit, match="give WARC files"):
         Chain("main content", source.prepare("main content"), tmp_path, tmp_path)
 
 
 def test_result_files_of_other_inputs_have_other_names(tmp_path: Path) -> None:
     """The default input has the name of the chain alone."""
-    assert DebianPages(tmp_path).suffix == ""
-    assert DebianPages(tmp_path, scale=4).suffix == "_x4"
-    assert ArchivePages(tmp_path, ()).suffix == "_files"
+    assert PageSource(tmp_path).suffix == ""
+    assert PageSource(tmp_path, scale=4).suffix == "_x4"
+    assert PageSource(tmp_path, files=(tmp_path,)).suffix == "_files"
 
 
 def test_decisions_are_equal_within_the_rounding_of_perplexities() -> None:
