@@ -202,34 +202,34 @@ def plan(case: Case, settings: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def measure_ours(case: Case, settings: Mapping[str, Any] | None = None) -> Figures:
-    """Measure our trainer with other settings; with activation offload, also the speed of copies."""
+def measure_ours(
+    case: Case, settings: Mapping[str, Any], *, compares_gc: bool = False
+) -> Figures:
+    """Measure our trainer with other settings.
+
+    With activation offload, also the speed of copies; with `compares_gc`, also automatic beside
+    scheduled garbage collection, in turns.
+    """
     began = time.perf_counter()
-    settings = settings or {}
     with closing(Ours(case, settings)) as ours:
-        figures = measure_rounds(case, ours.run, began)
-        figures |= plan(case, settings)
+        figures = measure_rounds(case, ours.run, began) | plan(case, settings)
         if ours.config.parallel.activation_offload:
             figures |= _measure_copies()
+        if compares_gc:
+            figures["garbage"] = _compare_gc(case, ours)
     return figures
 
 
-def measure_ours_and_gc(case: Case) -> Figures:
-    """Measure our trainer as it is, and automatic beside scheduled garbage collection, in turns."""
-    began = time.perf_counter()
-    with closing(Ours(case, {})) as ours:
-        figures = measure_rounds(case, ours.run, began)
-        figures |= plan(case, {})
-        seconds: dict[str, list[float]] = {"scheduled": [], "automatic": []}
-        for _ in range(case.size.rounds):
-            for kind, every in (("scheduled", 50), ("automatic", None)):
-                found = ours.run(case.size.steps, gc_every_steps=every)
-                seconds[kind] += found["step_s"]
-    figures["garbage"] = {
+def _compare_gc(case: Case, ours: Ours) -> dict[str, dict[str, float]]:
+    seconds: dict[str, list[float]] = {"scheduled": [], "automatic": []}
+    for _ in range(case.size.rounds):
+        for kind, every in (("scheduled", 50), ("automatic", None)):
+            found = ours.run(case.size.steps, gc_every_steps=every)
+            seconds[kind] += found["step_s"]
+    return {
         kind: {"median_step_s": statistics.median(each), "longest_step_s": max(each)}
         for kind, each in seconds.items()
     }
-    return figures
 
 
 def _measure_copies() -> dict[str, float]:

@@ -37,12 +37,12 @@ from benchmarks.training.apart import Skipped, call_apart
 from benchmarks.training.bare import measure_bare
 from benchmarks.training.cases import FULL, TINY, Case, Size, make_dataset
 from benchmarks.training.checks import CHECKS, run_check
-from benchmarks.training.entrants import measure_ours, measure_ours_and_gc
+from benchmarks.training.entrants import measure_ours
 from benchmarks.training.gpu_tables import (
+    LIBRARIES,
     describe_device,
     name_ours,
     print_tables,
-    save_result,
     summarize,
 )
 from benchmarks.training.titan import measure_titan
@@ -175,8 +175,8 @@ def run_checks(suite: Suite) -> None:
 def measure_throughput(suite: Suite, length: int) -> None:
     """Measure our trainer, also with float8, the bare loop, and torchtitan if it is installed."""
     case = suite.make_case(length)
-    ours = measure_ours_and_gc if length == SHORT else measure_ours
-    suite.measure(suite.entrants, name_ours(case.seq_len), ours, case)
+    ours = functools.partial(measure_ours, compares_gc=length == SHORT)
+    suite.measure(suite.entrants, name_ours(case.seq_len), ours, case, {})
     suite.measure(suite.entrants, f"bare, {case.seq_len}", measure_bare, case)
     if find_spec("torchtitan") is None:
         suite.skipped[f"torchtitan, {case.seq_len}"] = "torchtitan is not installed"
@@ -265,9 +265,10 @@ def _run_parts(suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
             "took_s": took_s,
         }
         if args.save is not None:
-            folder = result_file.FOLDER if args.save == Path() else args.save
+            saved = {"device": describe_device(), **figures}
             result = "training_gpu_tiny" if args.tiny else "training_gpu"
-            report(f"  written to {save_result(figures, result, folder)}")
+            path = result_file.save(result, saved, args.save, LIBRARIES)
+            report(f"  written to {path}")
     return figures
 
 
@@ -288,7 +289,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--save",
         type=Path,
         nargs="?",
-        const=Path(),
+        const=result_file.FOLDER,
         metavar="FOLDER",
         help="write a result file, into benchmarks/results/ by default",
     )

@@ -8,11 +8,8 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from benchmarks import result_file
 from benchmarks.frame import print_table
 from benchmarks.training.cases import FULL, Size
 
@@ -195,19 +192,6 @@ def _round(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _round(inner) for key, inner in value.items()}
     return value
-
-
-def save_result(figures: Mapping[str, Any], name: str, folder: Path) -> Path:
-    """Write the result file, also on machines without git or some of the libraries."""
-    figures = {"device": describe_device(), **figures}
-    return result_file.save(name, figures, folder, filter(_is_installed, LIBRARIES))
-
-
-def _is_installed(library: str) -> bool:
-    try:
-        return bool(version(library))
-    except PackageNotFoundError:
-        return False
 
 
 def describe_device() -> dict[str, Any]:
