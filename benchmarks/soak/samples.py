@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.processes import list_descendants
+import psutil
 
 # Shared memory of all programs of the machine: Ray's object store is there.
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
@@ -31,41 +30,24 @@ def take_sample(pids: Mapping[str, int], temp_folder: Path) -> dict[str, float]:
         temp_folder: the temporary folder of all of them.
 
     Returns:
-        For each program `<name>_pss_mb`, `<name>_rss_mb` and `<name>_open_files`. `children` are
+        For each program `<name>_pss_mb` (a page that n processes share counts as 1/n),
+        `<name>_rss_mb` and `<name>_open_files`. `children` are
         all processes that the programs have started: Ray, its workers, runs that will be killed.
     """
-    sample: dict[str, float] = {}
-    children: set[int] = set()
+    sample: dict[str, float] = {"children": 0, "children_pss_mb": 0.0}
     for name, pid in pids.items():
-        sample[f"{name}_pss_mb"] = read_memory_mb(pid, "Pss")
-        sample[f"{name}_rss_mb"] = read_memory_mb(pid, "Rss")
-        sample[f"{name}_open_files"] = count_open_files(pid)
-        children |= {process.pid for process in list_descendants(pid)}
-    sample["children"] = len(children)
-    sample["children_pss_mb"] = sum(read_memory_mb(pid, "Pss") for pid in children)
+        program = psutil.Process(pid)
+        memory = program.memory_full_info()
+        sample[f"{name}_pss_mb"] = memory.pss / 2**20
+        sample[f"{name}_rss_mb"] = memory.rss / 2**20
+        sample[f"{name}_open_files"] = program.num_fds()
+        for child in program.children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                sample["children_pss_mb"] += child.memory_full_info().pss / 2**20
+                sample["children"] += 1
     sample["temp_files"] = sum(len(files) for _, _, files in os.walk(temp_folder))
     sample["shm_mb"] = shutil.disk_usage(SHARED_MEMORY).used / 2**20
     return sample
-
-
-def read_memory_mb(pid: int, kind: str) -> float:
-    """Return the `Pss` or `Rss` of a process in MiB, 0 if it has ended.
-
-    PSS counts a page that n processes share as 1/n (proc_pid_smaps(5)).
-    """
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith(f"{kind}:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def count_open_files(pid: int) -> int:
-    """Return the number of open file descriptors of a process."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except FileNotFoundError:
-        return 0
 
 
 def summarize(
