@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from training.config import TrainConfig
 from training.hugging_face.weights import load_weights_into
-from training.model.decoder import Decoder
-from training.model.initialization import init_parameter
+from training.model.decoder import Decoder, init_parameter
 from training.model.lora import add_adapters, init_adapter, is_adapter
 from training.parallel.distributed import RankContext
 from training.parallel.parallelize import parallelize

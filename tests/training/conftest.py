@@ -17,8 +17,7 @@ from shardwriter.format import MANIFEST_FILE, TokenizerEntry, index_file, shard_
 from tests.training.rank_processes import run_world
 from training.anomaly_guard import AnomalyGuard
 from training.config import ModelConfig, TrainConfig
-from training.model.decoder import Decoder
-from training.model.initialization import init_parameter
+from training.model.decoder import Decoder, init_parameter
 
 VOCAB_SIZE = 250
 

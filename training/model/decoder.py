@@ -8,6 +8,8 @@ Shapes: B rows, T tokens, D width, H query heads, K key/value heads, C head widt
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,9 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from training.config import ModelConfig
-from training.model.attention import AttentionMask, attend
+from training.model.attention import AttentionMask, RopeTable, attend, make_rope_table
 from training.model.loss import chunked_cross_entropy
-from training.model.rope import RopeTable, make_rope_table
 
 
 class TokenSharing(Protocol):
@@ -276,3 +277,39 @@ class Decoder(nn.Module):
         if rope is None or len(rope.cos) != seq_len or rope.cos.device != device:
             rope = self._rope = make_rope_table(self.config, seq_len, device)
         return rope
+
+
+# ---- initial weights ----
+
+# They depend only on the seed and the name of each parameter, which has a separate random generator:
+# not on the number of ranks or on the order of creation. A model can therefore be built on the meta
+# device and filled parameter by parameter.
+
+
+def init_parameter(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> None:
+    """Fill a whole (unsharded) parameter, in place: ones for norms, else normal numbers.
+
+    Projections into the residual stream get a standard deviation that is smaller by
+    sqrt(2 * num_layers) (Radford et al. 2019, section 2.3).
+    """
+    # The weights of RMSNorm are the only vectors; linear layers have no bias.
+    if parameter.ndim == 1:
+        parameter.fill_(1.0)
+        return
+    std = config.init_std
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        std = config.init_std / math.sqrt(2 * config.num_layers)
+    init_normal(name, parameter, std, seed)
+
+
+def init_normal(name: str, parameter: Tensor, std: float, seed: int) -> None:
+    """Fill a parameter with normal numbers from a generator seeded by (seed, name).
+
+    CPU and CUDA generators give different numbers for the same seed.
+    """
+    # A hash of the name, not a counter: adding a layer or an adapter leaves other weights
+    # unchanged. Python's hash() differs between processes.
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    # manual_seed takes 63 bits.
+    generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest) >> 1)
+    parameter.normal_(std=std, generator=generator)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from training.config import LoraConfig
 from training.errors import IncompatibleConfig
-from training.model.decoder import Decoder
-from training.model.initialization import init_normal
+from training.model.decoder import Decoder, init_normal
 
 # Names of the two matrices in a layer.
 A, B = "lora_a", "lora_b"

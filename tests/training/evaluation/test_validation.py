@@ -30,8 +30,7 @@ from training.config import TrainConfig
 from training.errors import IncompatibleConfig
 from training.evaluation.validation import Validation
 from training.model.attention import AttentionMask
-from training.model.decoder import Decoder
-from training.model.initialization import init_parameter
+from training.model.decoder import Decoder, init_parameter
 from training.parallel import distributed
 from training.parallel.distributed import RankContext
 from training.parallel.parallelize import parallelize

@@ -8,7 +8,7 @@ import torch
 from training.config import ModelConfig, ParallelConfig, PrecisionConfig
 from training.errors import IncompatibleConfig
 from training.model.decoder import Decoder
-from training.parallel.float8 import convert_to_float8
+from training.parallel.parallelize import convert_to_float8
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,7 @@ from training.config import TrainConfig
 from training.errors import IncompatibleConfig
 from training.model import lora
 from training.model.attention import AttentionMask
-from training.model.decoder import Decoder
-from training.model.initialization import init_parameter
+from training.model.decoder import Decoder, init_parameter
 from training.model.size import count_parameters
 from training.parallel import distributed, parallelize
 from training.parallel.optimizer import Optimizer
