@@ -163,88 +163,70 @@ def _steps(
 def compare(megabytes: float, rounds: int) -> dict[str, Any]:
     """Run all entrants in turns on both crawls. The first run of each fills the caches and is not counted."""
     sizes = {"small": megabytes * SMALL_SHARE, "large": megabytes}
-    runs: dict[tuple[str, str], list[Figures]] = {
-        (e, s): [] for s in sizes for e in ENTRANTS
+    runs: dict[str, list[Figures]] = {
+        f"{entrant}, {size}": [] for size in sizes for entrant in ENTRANTS
     }
     for entrant in ENTRANTS if rounds > 1 else ():
         measure(entrant, sizes["small"])
     for i in range(rounds):
-        for entrant, size in runs if i % 2 == 0 else reversed(runs):
-            figures = measure(entrant, sizes[size])
-            runs[entrant, size].append(figures)
-            cpu_s = figures["whole"]["cpu_s"]
-            print(f"round {i}: {entrant}, {size}: {cpu_s:.2f} CPU s", file=sys.stderr)
-    named = {f"{entrant}, {size}": figures for (entrant, size), figures in runs.items()}
-    medians = {name: _median(of_rounds) for name, of_rounds in named.items()}
-    figures = summarize(medians, sizes)
-    for clock in CLOCKS:
-        ratios: list[float] = []
-        for i in range(rounds):
-            one_round = {name: of_rounds[i] for name, of_rounds in named.items()}
-            ratios.append(round(_ratio_per_mb(one_round, sizes, clock), 3))
-        wholes: dict[str, list[float]] = {}
-        for name, of_rounds in named.items():
-            wholes[name] = [round(run["whole"][clock], 2) for run in of_rounds]
-        figures[clock]["ratio_per_mb_of_each_round"] = ratios
-        figures[clock]["whole_of_each_round"] = wholes
-    return figures
+        for name in runs if i % 2 == 0 else reversed(runs):
+            entrant, size = name.split(", ")
+            runs[name].append(measure(entrant, sizes[size]))
+            cpu_s = runs[name][-1]["whole"]["cpu_s"]
+            print(f"round {i}: {name}: {cpu_s:.2f} CPU s", file=sys.stderr)
+    return summarize(runs, sizes)
 
 
-def _median(runs: Sequence[Figures]) -> Figures:
-    medians: Figures = {}
-    for step in runs[0]:
-        medians[step] = {}
-        for clock in CLOCKS:
-            medians[step][clock] = round(
-                statistics.median(run[step][clock] for run in runs), 2
-            )
-    return medians
-
-
-def summarize(medians: dict[str, Figures], sizes: dict[str, float]) -> dict[str, Any]:
+def summarize(runs: dict[str, list[Figures]], sizes: dict[str, float]) -> dict[str, Any]:
     """Return the fixed cost of each entrant, and the ratios with and without it."""
+    medians: dict[str, Figures] = {}
+    for name, of_rounds in runs.items():
+        medians[name] = {
+            step: {
+                clock: round(statistics.median(run[step][clock] for run in of_rounds), 2)
+                for clock in CLOCKS
+            }
+            for step in of_rounds[0]
+        }
     figures: dict[str, Any] = {"megabytes": sizes, "medians": medians}
     for clock in CLOCKS:
-        fixed: dict[str, float] = {}
-        for entrant in ENTRANTS:
-            seconds, _ = _fit_line(medians, sizes, entrant, "whole", clock)
-            fixed[entrant] = round(seconds, 2)
+        (pool_s, pool_per_mb), (ray_s, ray_per_mb) = _fit(medians, sizes, "whole", clock)
         pool, ray = (medians[f"{entrant}, large"]["whole"][clock] for entrant in ENTRANTS)
+        ratios: list[float] = []
+        for number in range(len(runs["ray, large"])):
+            of_round = {name: of_rounds[number] for name, of_rounds in runs.items()}
+            (_, pool_of_round), (_, ray_of_round) = _fit(of_round, sizes, "whole", clock)
+            ratios.append(round(ray_of_round / pool_of_round, 3))
         figures[clock] = {
-            "fixed": fixed,
+            "fixed": dict(zip(ENTRANTS, (round(pool_s, 2), round(ray_s, 2)), strict=True)),
             "start_of_ray": medians["ray, large"]["start"][clock],
             "ratio_with_fixed": round(ray / pool, 3),
-            "ratio_per_mb": round(_ratio_per_mb(medians, sizes, clock), 3),
+            "ratio_per_mb": round(ray_per_mb / pool_per_mb, 3),
+            "ratio_per_mb_of_each_round": ratios,
+            "whole_of_each_round": {
+                name: [round(run["whole"][clock], 2) for run in of_rounds]
+                for name, of_rounds in runs.items()
+            },
         }
     by_phase: dict[str, float] = {}
     for phase in registry.list_phase_names():
-        pool, ray = (_fit_line(medians, sizes, one, phase, "cpu_s")[1] for one in ENTRANTS)
+        (_, pool), (_, ray) = _fit(medians, sizes, phase, "cpu_s")
         if pool * sizes["large"] > MIN_PHASE_CPU_S:
             by_phase[phase] = round(ray / pool, 3)
     figures["cpu_s"]["ratio_per_mb_by_phase"] = by_phase
     return figures
 
 
-def _ratio_per_mb(
-    figures: dict[str, Figures], sizes: dict[str, float], clock: str
-) -> float:
-    pool, ray = (
-        _fit_line(figures, sizes, entrant, "whole", clock)[1] for entrant in ENTRANTS
-    )
-    return ray / pool
-
-
-def _fit_line(
-    medians: dict[str, Figures],
-    sizes: dict[str, float],
-    entrant: str,
-    step: str,
-    clock: str,
-) -> tuple[float, float]:
-    """Return fixed seconds and seconds per MB: the line through the small and the large crawl."""
-    small, large = (medians[f"{entrant}, {size}"][step][clock] for size in sizes)
-    per_mb = (large - small) / (sizes["large"] - sizes["small"])
-    return large - per_mb * sizes["large"], per_mb
+def _fit(
+    figures: dict[str, Figures], sizes: dict[str, float], step: str, clock: str
+) -> list[tuple[float, float]]:
+    """Return fixed seconds and seconds per MB of each entrant: the line through both crawls."""
+    lines: list[tuple[float, float]] = []
+    for entrant in ENTRANTS:
+        small, large = (figures[f"{entrant}, {size}"][step][clock] for size in sizes)
+        per_mb = (large - small) / (sizes["large"] - sizes["small"])
+        lines.append((large - per_mb * sizes["large"], per_mb))
+    return lines
 
 
 def print_summary(figures: dict[str, Any]) -> None:

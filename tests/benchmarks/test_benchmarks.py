@@ -84,18 +84,18 @@ def test_engine_overhead_measures_the_bare_pool() -> None:
 def test_engine_overhead_measures_both_entrants(capsys: pytest.CaptureFixture[str]) -> None:
     """Both entrants report every step of the run, and the summary has the ratio per MB."""
     megabytes = 0.5
-    medians: dict[str, engine_overhead.Figures] = {}
+    runs: dict[str, list[engine_overhead.Figures]] = {}
     for entrant in engine_overhead.ENTRANTS:
         small = measure_overhead(entrant, megabytes)
-        medians[f"{entrant}, small"] = small
+        runs[f"{entrant}, small"] = [small]
         # One size is measured, because each start of Ray takes 11 s.
         doubled = {
             step: {name: 2 * value + 0.1 for name, value in figures.items()}
             for step, figures in small.items()
         }
-        medians[f"{entrant}, large"] = doubled
+        runs[f"{entrant}, large"] = [doubled]
     sizes = {"small": megabytes, "large": 2 * megabytes}
-    engine_overhead.print_summary(engine_overhead.summarize(medians, sizes))
+    engine_overhead.print_summary(engine_overhead.summarize(runs, sizes))
     assert "cpu_s ratio per mb" in capsys.readouterr().out
 
 
@@ -123,9 +123,9 @@ def test_fixed_cost_and_ratio_are_fitted_to_both_sizes() -> None:
         )
 
     sizes = {"small": 20.0, "large": 100.0}
-    medians = {f"bare pool, {name}": run(2.0, 0.2, size) for name, size in sizes.items()}
-    medians |= {f"ray, {name}": run(12.0, 0.22, size) for name, size in sizes.items()}
-    figures = engine_overhead.summarize(medians, sizes)["cpu_s"]
+    runs = {f"bare pool, {name}": [run(2.0, 0.2, size)] for name, size in sizes.items()}
+    runs |= {f"ray, {name}": [run(12.0, 0.22, size)] for name, size in sizes.items()}
+    figures = engine_overhead.summarize(runs, sizes)["cpu_s"]
     assert figures["fixed"] == {"bare pool": 2.0, "ray": 12.0}
     assert figures["ratio_per_mb"] == 1.1
     assert figures["ratio_with_fixed"] == round(34 / 22, 3)
