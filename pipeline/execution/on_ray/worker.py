@@ -54,7 +54,8 @@ def report_group(
 def _log_to_stderr() -> None:
     """Let a worker write our log lines, such as fetched models, to its log file, escaped."""
     escape_output()
-    ours = logging.getLogger("pipeline")
-    if not ours.handlers:
-        ours.addHandler(logging.StreamHandler())
-        ours.setLevel(logging.INFO)
+    for package in ("pipeline", "storage"):
+        ours = logging.getLogger(package)
+        if not ours.handlers:
+            ours.addHandler(logging.StreamHandler())
+            ours.setLevel(logging.INFO)
