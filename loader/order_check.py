@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loader.order.permutation import Int64Array
-from loader.order.rank_batches import RankBatches, Step, list_positions
+from loader.order.rank_batches import RankBatches, list_positions
 from loader.reading.rows import LoadedRows
 from loader.row_reader import open_datasets
 from loader.row_stream import RowStream
@@ -58,12 +57,14 @@ def check_order(
         batches = RankBatches(
             global_batch_rows, rank, world_size, "carry", start + order.epoch_rows
         )
-        positions, stop = _list_positions(batches, start)
+        steps = list(batches.iterate(start))
+        positions = list_positions(steps)
         _, shards, rows = stream.locate(positions)
         # add.at counts a row twice if it occurs twice in the index; `num_reads[rows] += 1` would
         # not.
         np.add.at(num_reads, rows_before_shard[shards] + rows, 1)
         rows_per_rank.append(len(positions))
+        stop = steps[-1].next_position if steps else start
         num_without_step = batches.count_rows_left(stop)
     num_left_over = order.num_rows - order.epoch_rows
     num_unread = int((num_reads == 0).sum())
@@ -74,16 +75,6 @@ def check_order(
         num_repeated=int((num_reads > 1).sum()),
         num_missing=num_unread - num_left_over - num_without_step,
     )
-
-
-def _list_positions(batches: RankBatches, start: int) -> tuple[Int64Array, int]:
-    """Return all positions of a rank from `start` on, and the position after the last step."""
-    taken: list[Step] = []
-    position, carried_rows = start, 0
-    while step := batches.make_step(position, carried_rows):
-        taken.append(step)
-        position, carried_rows = step.next_position, step.carried_rows
-    return list_positions(taken), position
 
 
 class ReadCheck(NamedTuple):

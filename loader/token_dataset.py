@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from loader.batches.batch_builder import IGNORED_LABEL, split_inputs_and_labels
@@ -178,8 +179,8 @@ class PositionSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         self._current = self._start
-        while step := self._rank_batches.make_step(*self._current):
-            self._current = step.next_position, step.carried_rows
+        for step in self._rank_batches.iterate(*self._start):
+            self._current = step.end
             yield step.positions.tolist()
 
     def __len__(self) -> int:
@@ -191,11 +192,7 @@ class PositionSampler:
             num_full, rest = divmod(batches.end - position, batches.global_batch_rows)
             has_smaller_last = not batches.drop_last and rest >= batches.world_size
             return num_full + has_smaller_last
-        num_steps = 0
-        while step := batches.make_step(position, carried_rows):
-            position, carried_rows = step.next_position, step.carried_rows
-            num_steps += 1
-        return num_steps
+        return sum(1 for _ in batches.iterate(position, carried_rows))
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return the state after `batches` batches, counted from the loaded state.
@@ -206,16 +203,16 @@ class PositionSampler:
         Raises:
             ValueError: the stream has fewer batches.
         """
-        position, carried_rows = self._current
+        position, carried_rows = self._current if batches is None else self._start
         if batches is not None:
-            position, carried_rows = self._start
-            for _ in range(batches):
-                step = self._rank_batches.make_step(position, carried_rows)
-                if step is None:
-                    raise ValueError(
-                        f"batches is {batches}, but the stream ends at position {position}"
-                    )
-                position, carried_rows = step.next_position, step.carried_rows
+            num_steps = 0
+            for step in islice(self._rank_batches.iterate(*self._start), batches):
+                position, carried_rows = step.end
+                num_steps += 1
+            if num_steps < batches:
+                raise ValueError(
+                    f"batches is {batches}, but the stream ends at position {position}"
+                )
         state = self._stream.make_state(
             position,
             global_batch_rows=self._rank_batches.global_batch_rows,

@@ -214,7 +214,7 @@ class TokenLoader:
         # Updated after the batch was built: if building fails, the state still points at this
         # batch.
         self._next_step, self._next_row = self._next_step + 1, rows.stop
-        self._position, self._carried_rows = step.next_position, step.carried_rows
+        self._position, self._carried_rows = step.end
         if chunk.num_damaged:
             num_whole = int(np.count_nonzero(chunk.is_whole[rows]))
             self._skipped_rows += step.rows_per_rank - num_whole

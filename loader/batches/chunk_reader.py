@@ -130,9 +130,8 @@ class ChunkReader:
             raise
         if chunk is None:
             return None
-        last_step = chunk.steps[-1]
         # From here on, a later error restarts after this chunk.
-        self._returned = last_step.next_position, last_step.carried_rows
+        self._returned = chunk.steps[-1].end
         if self._copier is not None and chunk.on_device is not None:
             # The device waits for the copy; this thread does not.
             self._copier.wait_for_copy(chunk.on_device, chunk.copied)
@@ -182,13 +181,13 @@ class ChunkReader:
         rows_requested = self._requested[0] - self._planned[0]
         if rows_requested > self._ahead_rows * 3 // 4:
             return
+        stop = self._planned[0] + self._ahead_rows
         steps: list[Step] = []
-        while self._requested[0] < self._planned[0] + self._ahead_rows:
-            step = self._rank_batches.make_step(*self._requested)
-            if step is None:
+        for step in self._rank_batches.iterate(*self._requested):
+            if self._requested[0] >= stop:
                 break
             steps.append(step)
-            self._requested = step.next_position, step.carried_rows
+            self._requested = step.end
         if steps:
             # The result is not awaited: reading the same rows reports any error.
             if self._request_pool is None:
@@ -212,7 +211,7 @@ class ChunkReader:
         num_steps = min(self._max_chunk_steps, -(-max_rows // rows_per_step))
         steps = batches.make_steps(*self._planned, num_steps)
         if steps:
-            self._planned = steps[-1].next_position, steps[-1].carried_rows
+            self._planned = steps[-1].end
         self._max_chunk_steps = CHUNK_GROWTH * num_steps
         return steps
 

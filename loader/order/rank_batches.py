@@ -18,8 +18,9 @@ be left without a step; `count_rows_left` reports them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +44,11 @@ class Step(NamedTuple):
     rows_per_rank: int
     next_position: int
     carried_rows: int
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """The position and the carried rows after the step."""
+        return self.next_position, self.carried_rows
 
     @property
     def positions(self) -> Int64Array:
@@ -133,6 +139,12 @@ class RankBatches:
             carried_rows=0 if is_last else wanted_rows - step_rows,
         )
 
+    def iterate(self, position: int, carried_rows: int = 0) -> Iterator[Step]:
+        """Yield the steps from `position` to the end of the stream."""
+        while step := self.make_step(position, carried_rows):
+            yield step
+            position, carried_rows = step.end
+
     def make_steps(self, position: int, carried_rows: int, num_steps: int) -> list[Step]:
         """Return the next steps, at most `num_steps`; fewer at the end of the stream.
 
@@ -157,11 +169,8 @@ class RankBatches:
         rows = zip(*(column[:num_full].tolist() for column in columns), strict=True)
         steps = [Step(*row) for row in rows]
         if num_full < num_steps:
-            if steps:
-                position, carried_rows = steps[-1].next_position, steps[-1].carried_rows
-            last = self.make_step(position, carried_rows)
-            if last is not None:
-                steps.append(last)
+            at = steps[-1].end if steps else (position, carried_rows)
+            steps += islice(self.iterate(*at), 1)
         return steps
 
     def count_rows_left(self, position: int) -> int:
