@@ -199,7 +199,7 @@ def check(
         settings=ReadSettings(),
         packing=packed or None,
     )
-    order = stream.orders[0]
+    order = stream.sources[0].order
     num_left_over = order.num_rows - order.epoch_rows
     typer.echo(
         f"{format_count(order.num_rows, 'row')} of {format_count(seq_len, 'token')}, "

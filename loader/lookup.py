@@ -85,7 +85,7 @@ class DocumentFinder:
             ValueError: the dataset has no such document.
             ReadFailed, FormatError, ShardCorrupt: an index cannot be read.
         """
-        dataset, order = self._datasets[source], self._stream.orders[source]
+        dataset, order = self._datasets[source], self._stream.sources[source].order
         shard, first, stop = _find_document(dataset, doc_id)
         positions: list[int] = []
         for row in dataset.find_rows(shard, first, stop):

@@ -45,7 +45,7 @@ def check_order(
     stream: RowStream, world_size: int, global_batch_rows: int, epoch: int
 ) -> OrderCheck:
     """Enumerate the rows that each of `world_size` ranks reads in an epoch of a single dataset."""
-    order = stream.orders[0]
+    order = stream.sources[0].order
     # (S,) rows of the dataset before each shard
     rows_before_shard = np.cumsum(order.shard_rows) - order.shard_rows
     # (rows,) how many ranks read each row of the dataset; 8 bytes per row
@@ -93,7 +93,7 @@ def check_rows(stream: RowStream) -> ReadCheck:
     settings = ReadSettings(on_corrupt="skip_and_count")
     (dataset,) = open_datasets(stream, settings)
     num_damaged_rows = 0
-    for shard, num_rows in enumerate(stream.orders[0].shard_rows.tolist()):
+    for shard, num_rows in enumerate(stream.sources[0].order.shard_rows.tolist()):
         for first in range(0, num_rows, _ROWS_PER_READ):
             rows = np.arange(first, min(first + _ROWS_PER_READ, num_rows))
             loaded = LoadedRows(len(rows), stream.seq_len, with_marks=False)

@@ -19,17 +19,16 @@ def open_datasets(
     """Return the dataset of each source of a stream. Raises as `Dataset`."""
     counters = counters or Counters()
     datasets: list[Dataset] = []
-    for source, manifest in enumerate(stream.manifests):
-        if stream.packings:
-            layout = PackedRows(stream.packings[source], settings, counters)
-        else:
-            layout = PlainRows(stream.seq_len)
+    for number, source in enumerate(stream.sources):
+        layout = PlainRows(stream.seq_len)
+        if source.packing is not None:
+            layout = PackedRows(source.packing, settings, counters)
         dataset = Dataset(
-            manifest,
+            source.manifest,
             settings=settings,
             layout=layout,
             counters=counters,
-            checks_files=stream.is_read_in_future(source),
+            checks_files=stream.is_read_in_future(number),
         )
         datasets.append(dataset)
     return datasets
@@ -76,8 +75,7 @@ class RowReader:
         for source, dataset in enumerate(self._datasets):
             places = np.flatnonzero(sources == source)
             dataset.load(shards[places], rows[places], places, loaded)
-        # The sources of a mixture have the same tokenizer.
-        blank = self.stream.manifests[0].tokenizer.end_of_document
+        blank = self.stream.tokenizer.end_of_document
         return loaded.store(self.token_dtype, blank), loaded.marks
 
     def close(self) -> None:

@@ -37,37 +37,53 @@ Packing = PackingSource | Mapping[str, PackingSource]
 
 
 @dataclass(frozen=True, eq=False)
-class RowStream:
-    """The rows of one or more sources by position. All tuples are in the order of the sources.
+class StreamSource:
+    """A dataset of a stream.
 
-    names:         names of the sources; ("",) for a single dataset
-    manifests:     manifest of each source
-    orders:        row order of each source
-    segments:      weights of a mixture: first position -> weights; else empty
+    name:     its name in a mixture; "" for a single dataset
+    manifest: its manifest
+    order:    the order of its rows
+    packing:  its packing, or None for plain rows
+    """
+
+    name: str
+    manifest: ManifestColumns
+    order: RowOrder
+    packing: PackingIndex | None
+
+
+@dataclass(frozen=True, eq=False)
+class RowStream:
+    """The rows of one or more sources by position.
+
+    sources:       the datasets
+    segments:      weights of a mixture: first position -> weights, in the order of the sources; else
+                   empty
     mixture_order: order of a mixture's sources, or None for a single dataset
-    packings:      packing of each source, or () for plain rows
     """
 
     seq_len: int
     seed: int
-    names: tuple[str, ...]
-    manifests: tuple[ManifestColumns, ...]
-    orders: tuple[RowOrder, ...]
+    sources: tuple[StreamSource, ...]
     segments: dict[int, tuple[float, ...]]
     mixture_order: MixtureOrder | None
-    packings: tuple[PackingIndex, ...] = ()
 
     @property
     def num_rows(self) -> int:
         """Number of rows of all sources."""
-        return sum(order.num_rows for order in self.orders)
+        return sum(source.order.num_rows for source in self.sources)
+
+    @property
+    def tokenizer(self) -> TokenizerEntry:
+        """The tokenizer of all sources."""
+        return self.sources[0].manifest.tokenizer
 
     @property
     def ignored_entry(self) -> str | None:
         """Name of the entry of stored batches that marks tokens which are no labels, or None."""
-        if self.packings:
+        if self.sources[0].packing is not None:
             return "is_ignored"
-        if any(manifest.tombstones is not None for manifest in self.manifests):
+        if any(source.manifest.tombstones is not None for source in self.sources):
             return "is_retracted"
         return None
 
@@ -80,15 +96,15 @@ class RowStream:
     def locate(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the source, shard and row at each position, each (n,) int64."""
         if self.mixture_order is None:
-            return np.zeros_like(positions), *self.orders[0].locate(positions)
-        sources, in_source = self.mixture_order.locate(positions)
+            return np.zeros_like(positions), *self.sources[0].order.locate(positions)
+        numbers, in_source = self.mixture_order.locate(positions)
         shards, rows = np.empty_like(positions), np.empty_like(positions)
-        for source, order in enumerate(self.orders):
-            chosen = sources == source
+        for number, source in enumerate(self.sources):
+            chosen = numbers == number
             # A small batch may contain no row of a source with a small weight.
             if chosen.any():
-                shards[chosen], rows[chosen] = order.locate(in_source[chosen])
-        return sources, shards, rows
+                shards[chosen], rows[chosen] = source.order.locate(in_source[chosen])
+        return numbers, shards, rows
 
     def count_epochs(self, position: int) -> dict[str, float]:
         """Return how many epochs of each source are before this position.
@@ -100,8 +116,8 @@ class RowStream:
         else:
             rows_before = self.mixture_order.count_rows_before(position).tolist()
         epochs: dict[str, float] = {}
-        for name, num_rows, order in zip(self.names, rows_before, self.orders, strict=True):
-            epochs[name] = num_rows / order.epoch_rows
+        for source, num_rows in zip(self.sources, rows_before, strict=True):
+            epochs[source.name] = num_rows / source.order.epoch_rows
         return epochs
 
     def find_end(self, epochs: int | None) -> int | None:
@@ -120,7 +136,7 @@ class RowStream:
             raise ValueError(
                 f"epochs is {epochs}, but a mixture has no epochs; stop after a number of steps"
             )
-        return epochs * self.orders[0].epoch_rows
+        return epochs * self.sources[0].order.epoch_rows
 
     def make_state(
         self,
@@ -138,18 +154,22 @@ class RowStream:
                 if first_position == 0 or first_position < position:
                     weights.append((first_position, segment_weights))
         return LoaderState(
-            sources=tuple(manifest.current_digest for manifest in self.manifests),
+            sources=tuple(source.manifest.current_digest for source in self.sources),
             seq_len=self.seq_len,
             seed=self.seed,
-            interleave_depths=tuple(order.interleave_depth for order in self.orders),
-            window_rows=self.orders[0].window_rows,
+            interleave_depths=tuple(
+                source.order.interleave_depth for source in self.sources
+            ),
+            window_rows=self.sources[0].order.window_rows,
             global_batch_rows=global_batch_rows,
             position=position,
             carried_rows=carried_rows,
             skipped_rows=skipped_rows,
             weights=tuple(weights),
             order_version=ORDER_VERSION,
-            packings=tuple(packing.head.digest for packing in self.packings),
+            packings=tuple(
+                source.packing.head.digest for source in self.sources if source.packing
+            ),
         )
 
     def read_state(
@@ -173,7 +193,7 @@ class RowStream:
             current = self.make_state(
                 state.position, global_batch_rows=rank_batches.global_batch_rows
             )
-            lineages = [manifest.lineage for manifest in self.manifests]
+            lineages = [source.manifest.lineage for source in self.sources]
             state.check_same_stream(current, lineages)
         end = rank_batches.end
         if end is not None and state.position > end:
@@ -211,95 +231,68 @@ def open_row_stream(
             different tokenizers.
         ValueError: a dataset has no rows, or fewer than `interleave_depth`.
     """
-    names, addresses = _list_sources(source)
+    addresses = dict(source.sources) if isinstance(source, Mixture) else {"": source}
     segments = source.segments if isinstance(source, Mixture) else {}
     mixture_order = MixtureOrder(segments, seed) if segments else None
-    manifests = tuple(read_manifest_columns(address, settings) for address in addresses)
-    _check_tokenizers(names, manifests)
-    packings: tuple[PackingIndex, ...] = ()
-    if packing is not None:
-        locations = _list_packings(packing, names)
-        packings = _open_packings(locations, manifests, seq_len, settings)
-    orders: list[RowOrder] = []
-    for shard_rows in _count_shard_rows(manifests, packings, seq_len):
+    manifests: dict[str, ManifestColumns] = {}
+    for name, address in addresses.items():
+        manifests[name] = read_manifest_columns(address, settings)
+    _check_tokenizers(manifests)
+    locations = _list_packings(packing, list(manifests))
+    sources: list[StreamSource] = []
+    for name, manifest in manifests.items():
+        opened = None
+        if locations:
+            opened = open_packing(
+                locations[name], manifest, seq_len=seq_len, settings=settings
+            )
+            shard_rows = opened.head.shard_rows
+        else:
+            shard_rows = manifest.count_shard_rows(seq_len)
         depth = interleave_depth or choose_interleave_depth(int(shard_rows.sum()))
-        orders.append(RowOrder(shard_rows, seed, depth, window_rows))
-    return RowStream(
-        seq_len,
-        seed,
-        names,
-        manifests,
-        tuple(orders),
-        segments,
-        mixture_order,
-        packings,
-    )
+        order = RowOrder(shard_rows, seed, depth, window_rows)
+        sources.append(StreamSource(name, manifest, order, opened))
+    return RowStream(seq_len, seed, tuple(sources), segments, mixture_order)
 
 
-def _list_sources(source: Source | Mixture) -> tuple[tuple[str, ...], list[Source]]:
-    """Return the names of the sources and where they are; ("",) for a single dataset."""
-    if isinstance(source, Mixture):
-        return tuple(source.sources), list(source.sources.values())
-    return ("",), [source]
-
-
-def _count_shard_rows(
-    manifests: Sequence[ManifestColumns], packings: Sequence[PackingIndex], seq_len: int
-) -> list[Int64Array]:
-    """Return the (S,) rows of each shard of each source."""
-    if packings:
-        return [packing.head.shard_rows for packing in packings]
-    return [manifest.count_shard_rows(seq_len) for manifest in manifests]
-
-
-def _open_packings(
-    locations: Sequence[PackingSource],
-    manifests: Sequence[ManifestColumns],
-    seq_len: int,
-    settings: ReadSettings,
-) -> tuple[PackingIndex, ...]:
-    """Open the packing of each source."""
-    packings: list[PackingIndex] = []
-    for location, manifest in zip(locations, manifests, strict=True):
-        packings.append(
-            open_packing(location, manifest, seq_len=seq_len, settings=settings)
-        )
-    return tuple(packings)
-
-
-def _list_packings(packing: Packing, names: Sequence[str]) -> Sequence[PackingSource]:
-    """Return where the packing of each source is.
+def _list_packings(
+    packing: Packing | None, names: Sequence[str]
+) -> Mapping[str, PackingSource]:
+    """Return where the packing of each source is; nothing for plain rows.
 
     Raises:
         ValueError: a mixture has a single address, or the names are not those of the sources.
     """
+    if packing is None:
+        return {}
     if packing is True:
-        return [True for _ in names]
+        return dict.fromkeys(names, True)
     if isinstance(packing, Mapping):
         if set(packing) != set(names):
             raise ValueError(
                 f"packing is given for {sorted(packing)}, but the sources are {sorted(names)}; "
                 f"name each source, or give packing=True"
             )
-        return [packing[name] for name in names]
-    if names != ("",):
+        return packing
+    if names != [""]:
         raise ValueError(
             f"packing is {str(packing)!r} for {len(names)} sources; give packing=True, or "
             f"a mapping from the name of each source to its packing"
         )
-    return [packing]
+    return {"": packing}
 
 
-def _check_tokenizers(names: Sequence[str], manifests: Sequence[ManifestColumns]) -> None:
+def _check_tokenizers(manifests: Mapping[str, ManifestColumns]) -> None:
     """Raise FormatError if the sources of a mixture were not tokenized alike."""
-    wanted = _describe_tokenizer(manifests[0].tokenizer)
-    for name, manifest in zip(names, manifests, strict=True):
+    first_name, first = next(iter(manifests.items()))
+    wanted = _describe_tokenizer(first.tokenizer)
+    for name, manifest in manifests.items():
         found = _describe_tokenizer(manifest.tokenizer)
         if found != wanted:
             raise FormatError(
                 f"source {name!r} at {manifest.address}: tokenizer",
                 f"{found}",
-                f"{wanted} as in source {names[0]!r}",
+                f"{wanted} as in source {first_name!r}",
                 "mix only datasets that were made with the same tokenizer",
             )
 

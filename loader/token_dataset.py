@@ -74,7 +74,7 @@ class TokenDataset:
             window_rows=window_rows,
             packing=packing,
         )
-        self._num_rows = epochs * self.stream.orders[0].epoch_rows
+        self._num_rows = epochs * self.stream.sources[0].order.epoch_rows
         self._rows: RowsAhead | None = None
         self._torch: Any = None
 

@@ -168,7 +168,7 @@ class TokenLoader:
     @property
     def tokenizer(self) -> TokenizerEntry:
         """The tokenizer that made the dataset: name, sha256, vocab_size, end_of_document."""
-        return self._stream.manifests[0].tokenizer
+        return self._stream.tokenizer
 
     @property
     def state(self) -> LoaderState:

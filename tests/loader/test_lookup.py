@@ -65,7 +65,7 @@ def test_the_positions_of_each_document_are_the_rows_that_hold_it(dataset: Datas
     stream = open_row_stream(
         dataset.folder, seq_len=SEQ_LEN, seed=3, settings=ReadSettings()
     )
-    epoch_rows = stream.orders[0].epoch_rows
+    epoch_rows = stream.sources[0].order.epoch_rows
     for epoch in range(2):
         positions = np.arange(epoch * epoch_rows, (epoch + 1) * epoch_rows)
         expected: dict[int, list[int]] = {}
@@ -126,7 +126,7 @@ def test_retracted_documents_are_marked(
     retract(folder, dataset, [(0, 1)])
     settings = ReadSettings()
     stream = open_row_stream(folder, seq_len=SEQ_LEN, seed=3, settings=settings)
-    positions = np.arange(stream.orders[0].epoch_rows)
+    positions = np.arange(stream.sources[0].order.epoch_rows)
     parts = list(DocumentFinder(stream, settings).list_parts(positions))
     assert {part.doc_id for part in parts if part.is_retracted} == {1}
     assert all(part.is_retracted for part in parts if part.doc_id == 1)
