@@ -1,5 +1,7 @@
 """Find duplicate lines among the hashes of a crawl or of one partition of them.
 
+Hashes are multiplied by GOLDEN (Knuth, The Art of Computer Programming 3, section 6.4).
+
 Memory: 17 bytes per hash including the result, and a table of 16 to 32 bytes per hash of the largest
 partition. The table is usually under 2 MB. It is large if nearly all lines are equal.
 
@@ -16,6 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stages.kernels.compilation import compiled
+from stages.kernels.splitmix import GOLDEN
 from stages.string_buffers import make_read_only
 
 _MAX_HASHES = 2**32 - 2  # ranks of rows and documents have 32 bits, and two are reserved
@@ -79,8 +82,6 @@ def _check_lengths(hashes: np.ndarray, documents: np.ndarray) -> None:
         )
 
 
-# 2**64 / golden ratio: Knuth, The Art of Computer Programming 3, section 6.4.
-_MIX = np.uint64(0x9E3779B97F4A7C15)
 # Reserved ranks of documents.
 _MANY = np.uint32(2**32 - 1)  # the hash occurs in two or more documents
 _KEPT = np.uint32(2**32 - 2)  # the copy to keep has been seen
@@ -106,7 +107,7 @@ def _partition(
     # A counting sort: count the hashes of each partition, then write each to its place.
     starts = np.zeros(2**bits + 1, np.int64)
     for h in hashes:
-        starts[np.int64(h * _MIX >> shift) + 1] += h != 0
+        starts[np.int64(h * GOLDEN >> shift) + 1] += h != 0
     starts = np.cumsum(starts)
     records = np.empty((starts[-1], 2), np.uint64)
     ends = starts[:-1].copy()
@@ -119,7 +120,7 @@ def _partition(
             rank += 1
         h = hashes[row]
         if h != 0:
-            p = np.int64(h * _MIX >> shift)
+            p = np.int64(h * GOLDEN >> shift)
             records[ends[p], 0] = h
             records[ends[p], 1] = np.uint64(rank) << np.uint64(32) | np.uint64(row)
             ends[p] += 1
@@ -140,7 +141,7 @@ def _slot(keys: NDArray[np.uint64], h: np.uint64, bits: int) -> np.int64:
     """Return the slot of `h`, or the free slot for it (linear probing; 0 is free)."""
     # All hashes of a partition share the top bits of the product: take the bits below those.
     last = len(keys) - 1
-    slot = np.int64(h * _MIX << np.uint64(bits) >> np.uint64(32)) & last
+    slot = np.int64(h * GOLDEN << np.uint64(bits) >> np.uint64(32)) & last
     while keys[slot] != 0 and keys[slot] != h:
         slot = (slot + 1) & last
     return slot

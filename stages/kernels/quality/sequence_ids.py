@@ -10,9 +10,8 @@ import numpy as np
 from numba import njit
 
 from stages.kernels.quality.alphabet import Ints
+from stages.kernels.splitmix import GOLDEN
 
-# 2^64 / golden ratio (Knuth, TAOCP vol. 3, section 6.4)
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _EMPTY = -1
 
 
@@ -32,7 +31,7 @@ def number_sequences(items: Ints, starts: Ints, ends: Ints) -> tuple[Ints, int]:
     for i in range(len(starts)):
         key = np.uint64(ends[i] - starts[i])
         for k in range(starts[i], ends[i]):
-            key = (key ^ np.uint64(items[k])) * _MULTIPLIER
+            key = (key ^ np.uint64(items[k])) * GOLDEN
         slot = _hash(key) & mask
         while slots[slot] >= 0 and not _is_same(
             items, starts, ends, i, firsts[slots[slot]]
@@ -121,8 +120,11 @@ def _is_same_pair(grams: Ints, i: int, j: int) -> bool:
 
 @njit(nogil=True)
 def _hash(key: np.uint64) -> np.int64:
-    """Return the upper half of the product, whose bits depend on every bit of the key."""
-    return np.int64(key * _MULTIPLIER >> np.uint64(32))
+    """Return the upper half of the product, whose bits depend on every bit of the key.
+
+    Source: multiplicative hashing (Knuth, TAOCP vol. 3, section 6.4).
+    """
+    return np.int64(key * GOLDEN >> np.uint64(32))
 
 
 @njit(nogil=True)
