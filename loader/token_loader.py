@@ -216,7 +216,7 @@ class TokenLoader:
         self._next_step, self._next_row = self._next_step + 1, rows.stop
         self._position, self._carried_rows = step.end
         if chunk.num_damaged:
-            num_whole = int(np.count_nonzero(chunk.is_whole[rows]))
+            num_whole = int(np.count_nonzero(chunk.marks.is_whole[rows]))
             self._skipped_rows += step.rows_per_rank - num_whole
         self._throughput.add_batch(step.rows_per_rank)
         return batch

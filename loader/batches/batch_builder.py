@@ -112,8 +112,8 @@ class BatchBuilder:
             batch = self._build_stored(chunk, rows)
         else:
             batch = self._build_int64(chunk, rows)
-        if chunk.marks is not None:
-            self._add_documents(batch, chunk.marks[rows])
+        if chunk.marks.doc_starts is not None:
+            self._add_documents(batch, chunk.marks.doc_starts[rows])
         return batch
 
     def _convert(self, array: NDArray[Any]) -> Any:
@@ -126,17 +126,17 @@ class BatchBuilder:
         else:
             batch = {"tokens": self._convert(chunk.join(rows))}
         if self._reports_damage:
-            batch["is_whole"] = self._convert(chunk.is_whole[rows].copy())
+            batch["is_whole"] = self._convert(chunk.marks.is_whole[rows].copy())
         if self.ignored_entry is not None:
             shape = tuple(batch["tokens"].shape)
             ignored = np.zeros(shape, np.bool_)
-            if chunk.ignored is not None:
-                ignored = chunk.ignored.select(rows).mark(*shape)
+            if chunk.marks.ignored is not None:
+                ignored = chunk.marks.ignored.select(rows).mark(*shape)
             batch[self.ignored_entry] = self._convert(ignored)
         return batch
 
     def _build_int64(self, chunk: Chunk, rows: slice) -> dict[str, Any]:
-        ignored = chunk.ignored and chunk.ignored.select(rows)
+        ignored = chunk.marks.ignored and chunk.marks.ignored.select(rows)
         if chunk.on_device is not None:
             tokens = chunk.on_device[rows]
             # tokens is (B, T + 1).
@@ -156,7 +156,7 @@ class BatchBuilder:
         # Damaged rows stay in the batch, so that all ranks keep equal batch shapes. Only their loss
         # is ignored.
         if chunk.num_damaged:
-            labels[self._convert(~chunk.is_whole[rows])] = IGNORED_LABEL
+            labels[self._convert(~chunk.marks.is_whole[rows])] = IGNORED_LABEL
         return {"input_ids": input_ids, "labels": labels}
 
     def _add_documents(self, batch: dict[str, Any], marks: BoolArray) -> None:

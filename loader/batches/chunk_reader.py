@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader.batches.torch_use import CudaCopier
-from loader.order.permutation import BoolArray
 from loader.order.rank_batches import RankBatches, Step, list_positions
 from loader.reading.dataset_files import ForkCheck
-from loader.reading.rows import StoredRows, Tokens
-from loader.retraction.tombstones import TokenRanges
+from loader.reading.rows import RowMarks, StoredRows, Tokens
 from loader.row_reader import RowReader
 
 if TYPE_CHECKING:
@@ -40,10 +38,8 @@ class Chunk:
     steps:       the steps, in order
     rows:        the rows, checked but not copied
     tokens:      (n, T + 1) copy of the rows that a thread made, or None
-    is_whole:    (n,) bool, false for damaged rows
+    marks:       damaged rows, document starts and tokens that must not be labels
     num_damaged: number of damaged rows
-    marks:       (n, T) bool, document starts, or None if they were not requested
-    ignored:     tokens that must not be labels, or None; see `RowMarks`
     on_device:   the same tokens on a CUDA device, or None
     copied:      CUDA event after which `on_device` is valid
     """
@@ -51,10 +47,8 @@ class Chunk:
     steps: list[Step]
     rows: StoredRows
     tokens: Tokens | None
-    is_whole: BoolArray
+    marks: RowMarks
     num_damaged: int
-    marks: BoolArray | None
-    ignored: TokenRanges | None = None
     on_device: torch.Tensor | None = None
     copied: Any = None
 
@@ -220,15 +214,13 @@ class ChunkReader:
         rows, marks = self._rows.load_positions(
             list_positions(steps), with_marks=self._with_marks
         )
-        is_whole = marks.is_whole
-        num_damaged = len(is_whole) - int(np.count_nonzero(is_whole))
+        num_rows = len(marks.is_whole)
+        num_damaged = num_rows - int(np.count_nonzero(marks.is_whole))
         tokens = None
         if self._prefetch_chunks or self._copier is not None:
             # In a thread, so that the caller does not wait for a disk.
-            tokens = rows.join(slice(0, len(is_whole)))
-        chunk = Chunk(
-            steps, rows, tokens, is_whole, num_damaged, marks.doc_starts, marks.ignored
-        )
+            tokens = rows.join(slice(0, num_rows))
+        chunk = Chunk(steps, rows, tokens, marks, num_damaged)
         if self._copier is not None and tokens is not None:
             chunk.on_device, chunk.copied = self._copier.start_copy(tokens)
         return chunk

@@ -22,7 +22,7 @@ from loader.reading.dataset_files import DatasetFiles
 from loader.reading.lru_cache import LruCache
 from loader.reading.manifest_columns import ManifestColumns
 from loader.reading.packing import mark_document_starts
-from loader.reading.row_pieces import RowLayout, RowPieces
+from loader.reading.row_pieces import PlainRows, RowLayout, RowPieces
 from loader.reading.rows import LoadedRows, Spans, Tokens
 from loader.reading.shard import Shard
 from loader.retraction.tombstones import TokenRanges
@@ -74,7 +74,7 @@ class Dataset:
         Args:
             manifest: of the dataset.
             settings: how shards are read.
-            layout: where the rows are; None: only samples are read.
+            layout: where the rows are; None: plain rows of one token, for readers of samples.
             counters: see above.
             checks_files: false for a dataset whose shards may be missing until they are read.
 
@@ -82,7 +82,8 @@ class Dataset:
             ReadFailed: a shard or an index is missing.
             ShardCorrupt: a shard has another size, and `on_corrupt` is "stop".
         """
-        self.manifest, self._settings, self._layout = manifest, settings, layout
+        self.manifest, self._settings = manifest, settings
+        self._layout = layout or PlainRows(seq_len=1)
         self.counters = counters or Counters()
         self.files = DatasetFiles(
             manifest.address, manifest.digest, settings, self.counters
@@ -106,8 +107,7 @@ class Dataset:
         self.files.close()
         self._shards.close()
         self._blocks.close()
-        if self._layout is not None:
-            self._layout.close()
+        self._layout.close()
 
     # ---- rows ----
 
@@ -134,7 +134,6 @@ class Dataset:
                 out_rows = places[request.out_rows]
                 spans = request.spans._replace(rows=out_rows[request.spans.rows])
                 loaded.sources += request.shard.find_sources(spans)
-        assert self._layout is not None
         seq_len = self._layout.seq_len
         pieces = _join_pieces(requests) if self._layout.is_packed else None
         if pieces is not None:
@@ -169,7 +168,6 @@ class Dataset:
 
         Raises as `open_shard`.
         """
-        assert self._layout is not None
         pieces = self._layout.find_pieces(self.load_index(number), np.array([row]))
         # The last place of a row is only a label.
         num_inputs = np.minimum(pieces.num_tokens, self._layout.seq_len - pieces.columns)
@@ -181,7 +179,6 @@ class Dataset:
 
         Raises as `open_shard`.
         """
-        assert self._layout is not None
         return self._layout.find_rows(self.load_index(number), first, stop)
 
     def _load_requests(self, shards: Int64Array, rows: Int64Array) -> list[_ShardRequest]:
@@ -198,7 +195,6 @@ class Dataset:
 
     def _locate(self, request: _ShardRequest) -> None:
         """Open the shard of a request and find the spans of its rows."""
-        assert self._layout is not None
         shard = self._open_unless_lost(request.number)
         if shard is not None:
             request.pieces = self._layout.find_pieces(shard.index, request.rows)
@@ -209,11 +205,10 @@ class Dataset:
         self, shards: Int64Array, rows: Int64Array, pieces: RowPieces | None
     ) -> TokenRanges:
         """Return the retracted tokens of n rows of a dataset that has some."""
-        tombstones, layout = self.manifest.tombstones, self._layout
+        tombstones, seq_len = self.manifest.tombstones, self._layout.seq_len
         assert tombstones is not None
-        assert layout is not None
         if pieces is None:
-            return tombstones.find(shards, rows * layout.seq_len, layout.seq_len + 1)
+            return tombstones.find(shards, rows * seq_len, seq_len + 1)
         found = tombstones.find(shards[pieces.rows], pieces.starts, pieces.num_tokens)
         columns = pieces.columns[found.rows]
         return TokenRanges(
@@ -227,7 +222,6 @@ class Dataset:
 
         A row of a corrupt shard is marked as one document.
         """
-        assert self._layout is not None
         seq_len = self._layout.seq_len
         if pieces is not None:
             return pieces.mark_starts(num_rows, seq_len)
