@@ -137,8 +137,8 @@ class Dataset:
         seq_len = self._layout.seq_len
         pieces = _join_pieces(requests) if self._layout.is_packed else None
         if pieces is not None:
-            ignored = pieces.find_ignored(len(shards), seq_len + 1)
-            loaded.ignored.append(ignored._replace(rows=places[ignored.rows]))
+            for ignored in pieces.find_ignored(len(shards), seq_len + 1):
+                loaded.ignored.append(ignored._replace(rows=places[ignored.rows]))
         if self.manifest.tombstones is not None:
             retracted = self._find_retracted(shards, rows, pieces)
             loaded.retracted.append(retracted._replace(rows=places[retracted.rows]))

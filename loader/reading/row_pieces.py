@@ -75,7 +75,9 @@ class RowPieces(NamedTuple):
         marks[padded, filled[padded]] = True
         return marks[:, :seq_len]
 
-    def find_ignored(self, num_rows: int, row_tokens: int) -> TokenRanges:
+    def find_ignored(
+        self, num_rows: int, row_tokens: int
+    ) -> tuple[TokenRanges, TokenRanges]:
         """Return the tokens that are no labels: padding, and repeated tokens inside a row."""
         filled = self.count_tokens(num_rows)
         padded = np.flatnonzero(filled < row_tokens)
@@ -83,9 +85,7 @@ class RowPieces(NamedTuple):
         repeated = np.flatnonzero(self.is_continued & (self.columns > 0))
         firsts = self.columns[repeated]
         padding = TokenRanges(padded, filled[padded], np.full(len(padded), row_tokens))
-        return TokenRanges.join(
-            [padding, TokenRanges(self.rows[repeated], firsts, firsts + 1)]
-        )
+        return padding, TokenRanges(self.rows[repeated], firsts, firsts + 1)
 
 
 class RowLayout(ABC):
