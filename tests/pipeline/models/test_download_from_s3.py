@@ -168,15 +168,6 @@ def test_final_errors_are_reported_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_does_not_answer_is_given_up(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Requests are repeated for a limited time."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(AssetError, match=r"s3://bucket/ready \(get\): .*no byte came"):
-        download(bucket.url("ready"), tmp_path / "x", stall_timeout_s=STALL_S)
-
-
 def test_plain_http_to_other_machines_is_refused(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
