@@ -33,11 +33,11 @@ from benchmarks.quality.gold_warc import write_warc
 from pipeline.config import RunConfig
 from pipeline.execution.engine import run
 from pipeline.models.classifier_training import compute_average_precision, compute_roc_auc
-from pipeline.models.quality_training import fit_quality
 from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
 from pipeline.planning.plan import make_plan
 from pipeline.planning.prepare import prepare
+from pipeline.quality_training import fit_quality
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_table
 

@@ -184,7 +184,7 @@ def train_quality(
 
     Prints its cross-validated figures and a calibration table.
     """
-    from pipeline.models.quality_training import fit_quality, read_labels
+    from pipeline.quality_training import fit_quality, read_labels
     from pipeline.runs.done_records import to_json
     from pipeline.runs.run_folder import RunFolder
     from storage.local import put_file

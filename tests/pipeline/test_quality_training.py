@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from pipeline import cli
 from pipeline.models.classifier_training import compute_average_precision
 from pipeline.models.corpus import TextUnreadable, TrainingFailed
-from pipeline.models.quality_training import fit_quality, read_labels
 from pipeline.phases.select import Select
+from pipeline.quality_training import fit_quality, read_labels
 from pipeline.runs.run_folder import RunFolder
 from stages.kernels.quality import columns
 from tests.conftest import wet_record
