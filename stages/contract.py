@@ -29,7 +29,7 @@ from stages.counters import Counters
 from stages.histograms import Column, Histogram, RunLimit
 from stages.settings.base import Settings
 
-# `index of the input split << 32 | record number in the split`: sorted like the input.
+# See `join_doc_id`: sorted like the input.
 DOC_ID = pa.field("doc_id", pa.uint64(), nullable=False)
 
 # The columns that a reader returns, one row per document.
@@ -67,6 +67,16 @@ DROPPED = pa.schema(
 
 
 S = TypeVar("S", bound=Settings)
+
+
+def join_doc_id(split: int, record: int) -> int:
+    """Return the id of a document: the index of its input split, and its record number there."""
+    return split << 32 | record
+
+
+def split_doc_id(doc_id: int) -> tuple[int, int]:
+    """Return the index of a document's input split, and its record number there."""
+    return doc_id >> 32, doc_id & 0xFFFF_FFFF
 
 
 @dataclass(frozen=True)

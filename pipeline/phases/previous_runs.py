@@ -16,7 +16,7 @@ import pyarrow as pa
 from pipeline.phases.artifact import Artifact
 from pipeline.runs.exchange import name_places
 from pipeline.runs.run_folder import RunFolder
-from stages.contract import Stage
+from stages.contract import Stage, join_doc_id, split_doc_id
 from storage import open_store
 
 
@@ -53,11 +53,11 @@ def find_owner(
     Returns:
         None if the document belongs to the later run itself.
     """
-    index = (doc_id >> 32) - num_splits
-    if index < 0:
+    index, record = split_doc_id(doc_id)
+    if index < num_splits:
         return None
-    split = list(list_previous_splits(runs))[index]
-    return split.run, split.index << 32 | doc_id & 0xFFFF_FFFF
+    split = list(list_previous_splits(runs))[index - num_splits]
+    return split.run, join_doc_id(split.index, record)
 
 
 def find_unfinished(run: RunFolder, phase: str) -> Iterator[str]:

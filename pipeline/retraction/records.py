@@ -18,6 +18,7 @@ from pipeline.retraction.request import Request, make_request
 from pipeline.runs.done_records import to_json
 from pipeline.runs.run_folder import RunFolder
 from pipeline.runs.split_output import read_table, write_parquet
+from stages.contract import join_doc_id, split_doc_id
 from storage import Store
 from storage.json_schema import MAX_INTEGER, JsonObject, parse_json
 
@@ -148,5 +149,5 @@ def _list_documents(
     documents = read_table(pa.PythonFile(file, mode="r"), ["doc_id", "split", "url"])
     for row in documents.to_pylist():
         if row["split"] in indexes:
-            doc_id = indexes[row["split"]] << 32 | row["doc_id"] & 0xFFFF_FFFF
-            yield doc_id, row["url"]
+            _, number = split_doc_id(row["doc_id"])
+            yield join_doc_id(indexes[row["split"]], number), row["url"]

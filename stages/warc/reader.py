@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stages.contract import join_doc_id
 from stages.settings.warc import WarcSettings
 from stages.warc.documents import Row, Skipped, parse_document
 from stages.warc.input_content import InputContent
@@ -138,7 +139,7 @@ class WarcReader:
         # Texts of conversion records are not parsed.
         if record.type != "response":
             return parse_document(record, number, self.settings)
-        doc_id = self._split << 32 | number
+        doc_id = join_doc_id(self._split, number)
         if (limit_s := self._page_timeout.too_slow.get(doc_id)) is not None:
             detail = f"it took more than {limit_s} s of CPU time"
             num_bytes = len(record.content)

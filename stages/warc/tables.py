@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stages.contract import DOCUMENT
+from stages.contract import DOCUMENT, join_doc_id
 from stages.kernels.invisible_characters import remove_invisible, remove_invisible_bytes
 from stages.kernels.line_cleaning import clean_lines
 from stages.kernels.utf8 import are_utf8
@@ -96,7 +96,7 @@ class TableBuilder:
 
     def _add_columns(self, rows: Sequence[Row], titles: list[str]) -> None:
         columns = self._columns
-        columns["doc_id"] += [self._split << 32 | row.record for row in rows]
+        columns["doc_id"] += [join_doc_id(self._split, row.record) for row in rows]
         columns["url"] += [row.url for row in rows]
         columns["source_domain"] += [parse_source_domain(row.url) for row in rows]
         columns["date"] += [row.date for row in rows]
