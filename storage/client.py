@@ -44,6 +44,9 @@ STALL_REQUEST_FACTOR = 20
 # writes at the same time.
 TEMPORARY_STATUS = frozenset((408, 409, 425, 429))
 
+# In obstore's dump of an error: the server has no valid certificate, or leads to plain http.
+_UNSAFE = re.compile("InvalidCertificate|BadScheme")
+
 CHANGED_REMEDY = "read it from the start, or restore the object"
 
 
@@ -202,7 +205,8 @@ def is_temporary(error: BaseException) -> bool:
     # KeyboardInterrupt and SystemExit are not failures of the request.
     if not isinstance(error, Exception) or isinstance(error, final):
         return False
-    return not _is_refused(get_status(error)) and not _has_no_credentials(error)
+    is_refused = _is_refused(get_status(error)) or _has_no_credentials(error)
+    return not is_refused and not _UNSAFE.search(str(error))
 
 
 @contextlib.contextmanager

@@ -110,9 +110,9 @@ CONTENT = bytes(range(256)) * 1_200
 
 def test_an_object_is_downloaded(bucket: Bucket, tmp_path: Path) -> None:
     """The partial file is gone afterwards. An empty object works too."""
-    download(put(bucket, "a/b.bin", CONTENT), tmp_path / "b.bin", stall_timeout_s=STALL_S)
+    download(put(bucket, "a/b.bin", CONTENT), tmp_path / "b.bin")
     assert (tmp_path / "b.bin").read_bytes() == CONTENT
-    download(put(bucket, "empty", b""), tmp_path / "empty", stall_timeout_s=STALL_S)
+    download(put(bucket, "empty", b""), tmp_path / "empty")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "empty"]
     assert (tmp_path / "empty").read_bytes() == b""
 
@@ -128,7 +128,7 @@ def test_a_cut_connection_is_resumed_where_it_broke(
     caplog.set_level(logging.INFO, "storage")
     with proxy(bucket, cut_after=180_000) as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        download(url, tmp_path / "cut.bin", stall_timeout_s=STALL_S)
+        download(url, tmp_path / "cut.bin")
     assert (tmp_path / "cut.bin").read_bytes() == CONTENT
     first, second = caplog.messages
     assert first.endswith(", 0.3 MB")
@@ -148,7 +148,7 @@ def test_two_versions_of_an_object_are_never_mixed(
     (partial,) = tmp_path.glob("x.*.partial")
     assert 100_000 < partial.stat().st_size < 120_000
     put(bucket, "changing.bin", CONTENT[::-1])
-    download(url, tmp_path / "x", stall_timeout_s=STALL_S)
+    download(url, tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == CONTENT[::-1]
 
 
