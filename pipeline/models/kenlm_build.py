@@ -26,7 +26,7 @@ from typing import Any
 from pipeline.models.cache import Asset, Trained, compute_digest, obtain
 from pipeline.models.corpus import TrainingFailed
 from pipeline.models.download import AssetError
-from pipeline.models.published import PUBLISHED
+from pipeline.models.published import KENLM_SHA256, PUBLISHED
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def lmplz_version() -> str:
 def _identify_tools() -> list[Any]:
     """Return sources, Boost and machine type. The compiler changes only the speed."""
     machine = [sys.platform, platform.machine()]
-    return [PUBLISHED["kenlm-sources"].sha256, _BOOST, machine]
+    return [KENLM_SHA256, _BOOST, machine]
 
 
 def build_tools(folder: Path, offline: bool) -> None:
@@ -173,9 +173,8 @@ KENLM_TOOLS = Asset(
     name="kenlm-tools",
     kind="tool",
     version=PUBLISHED["kenlm-sources"].version,
-    origin=Trained(_identify_tools, build_tools),
+    source=Trained(_identify_tools, build_tools),
     licence="LGPL-2.1-or-later; Boost Software License 1.0 (its libraries)",
-    sha256=None,
     description="lmplz and build_binary, built here in about a minute; needs a C++ compiler and "
     "the extra train-models",
 )

@@ -85,9 +85,8 @@ def _make_lm_asset(language: str) -> Asset:
         name=f"demo-lm-{language}",
         kind="lm",
         version="1",
-        origin=Trained(partial(_identify_lm, language), partial(_train_lm, language)),
+        source=Trained(partial(_identify_lm, language), partial(_train_lm, language)),
         licence=f"{CC_BY_SA_4} (its texts)",
-        sha256=None,
         description=f"Small language model for {language}, trained here on Wikipedia summaries "
         "in seconds",
     )
@@ -98,11 +97,10 @@ def _make_classifier_asset(language: str) -> Asset:
         name=f"demo-reference-{language}",
         kind="reference-classifier",
         version="1",
-        origin=Trained(
+        source=Trained(
             partial(_identify_reference, language), partial(_train_reference, language)
         ),
         licence=f"{CC_BY_SA_4} (its texts)",
-        sha256=None,
         description=f"Small reference classifier for {language}, trained here on summaries and "
         "crawl-like text",
     )

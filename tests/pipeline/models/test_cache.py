@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.models import registry as model_registry
-from pipeline.models.cache import Asset, AssetFile, Folder, Trained, combine_digests, obtain
-from pipeline.models.download import FileOrigin, HttpsFile, PyPIFile
+from pipeline.models.cache import Asset, Trained, combine_digests, obtain
+from pipeline.models.download import HttpsFile, PyPIFile
 from pipeline.models.registry import AssetError
 from tests.servers import FileServer, Handler, serve
 
@@ -55,8 +55,10 @@ def origin(server: FileServer) -> HttpsFile:
     return HttpsFile(f"{server.url}/model.bin")
 
 
-def asset(origin: FileOrigin | Folder | Trained, sha256: str | None = SHA256) -> Asset:
-    return Asset("test-model", "lm", "1", origin, "CC0", sha256, "for tests")
+def asset(source: HttpsFile | Trained, sha256: str | None = SHA256) -> Asset:
+    """Return an asset that is made, or of one file with that digest."""
+    files = (replace(source, sha256=sha256),) if isinstance(source, HttpsFile) else source
+    return Asset("test-model", "lm", "1", files, "CC0", "for tests")
 
 
 def test_a_path_is_its_own_reference(local: Path) -> None:
@@ -108,8 +110,7 @@ def test_the_registry_is_complete_and_pinned() -> None:
     """Entries have licences, files of the package index have digests, all 48 languages exist."""
     names = [name for name in model_registry.REGISTRY if name.startswith("ccnet-lm-")]
     assert len(names) == 48
-    french = model_registry.REGISTRY["ccnet-lm-fr"].origin
-    assert isinstance(french, Folder)
+    french = model_registry.REGISTRY["ccnet-lm-fr"]
     assert set(french.files) == {"fr.sp.model", "fr.arpa.bin"}
     assert {"kenlm-tools", "demo-lm-en", "demo-lm-fr", "demo-reference-es"} < set(
         model_registry.REGISTRY
@@ -118,9 +119,10 @@ def test_the_registry_is_complete_and_pinned() -> None:
         assert entry.name == name
         assert entry.licence
         assert entry.description
-        if isinstance(entry.origin, PyPIFile):
-            assert len(bytes.fromhex(entry.sha256 or "")) == 32
-            assert model_registry.digest(name) == entry.sha256
+        for file in entry.files.values():
+            if isinstance(file, PyPIFile):
+                assert len(bytes.fromhex(file.sha256 or "")) == 32
+                assert model_registry.digest(name) is not None
         assert model_registry.status(name) == "missing"
 
 
@@ -211,13 +213,14 @@ def test_without_a_published_digest_the_first_use_is_trusted(
 
 
 def test_an_asset_of_several_files_is_a_folder(
-    origin: HttpsFile, monkeypatch: pytest.MonkeyPatch
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files have the names of the asset, and its digest is known before it is fetched."""
-    parts = {name: AssetFile(origin, SHA256) for name in ("en.sp.model", "en.arpa.bin")}
-    monkeypatch.setattr(
-        model_registry, "REGISTRY", {"test-model": asset(Folder(parts), None)}
-    )
+    """Its files have the names that they are published by; their digest is known before."""
+    names = ("en.sp.model", "en.arpa.bin")
+    server.files.update(dict.fromkeys(names, CONTENT))
+    files = tuple(HttpsFile(f"{server.url}/{name}", SHA256) for name in names)
+    entry = Asset("test-model", "lm", "1", files, "CC0", "for tests")
+    monkeypatch.setattr(model_registry, "REGISTRY", {"test-model": entry})
     before = model_registry.digest("test-model")
     folder = model_registry.resolve("test-model")
     assert sorted(file.name for file in folder.iterdir()) == ["en.arpa.bin", "en.sp.model"]
@@ -304,7 +307,7 @@ import sys
 from pipeline.models.cache import Asset, obtain
 from pipeline.models.download import HttpsFile
 url, sha256 = sys.argv[1:]
-asset = Asset("test-model", "lm", "1", HttpsFile(url), "CC0", sha256, "for tests")
+asset = Asset("test-model", "lm", "1", (HttpsFile(url, sha256),), "CC0", "for tests")
 print(obtain(asset).read_text())
 """
 
