@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -212,7 +211,7 @@ def run(
     outcome = _Outcome(plan, found, report, progress.num_tasks, time.monotonic() - started)
     done = outcome.describe()
     shown = done.partition("\n")[0] if console.quiet else done
-    answer(outcome.to_json, lambda: console.print(shown))
+    answer(outcome.to_value, lambda: console.print(shown))
     if outcome.faults:
         fail("\n".join(outcome.faults), TOO_MUCH_QUARANTINED)
 
@@ -295,19 +294,16 @@ class _Outcome:
         folder = self.found.dataset if run_dir.is_remote else run_dir.child(DATASET_LINK)
         return f"{folder}/manifest.json"
 
-    def to_json(self) -> str:
-        """Return the outcome with the report as JSON text."""
-        from pipeline.reporting.report import to_json
-
-        value = {
+    def to_value(self) -> dict[str, object]:
+        """Return the outcome with the report, for JSON."""
+        return {
             "run_dir": str(self.plan.run_dir),
             "dataset": self.dataset,
             "num_tasks": self.num_tasks,
             "seconds": round(self.seconds, 1),
             "faults": self.faults,
-            "report": json.loads(to_json(self.report)),
+            "report": self.report,
         }
-        return json.dumps(value, indent=1, ensure_ascii=False)
 
     def describe(self) -> str:
         """Return what was done, where the dataset is, and the commands to look at it."""
@@ -403,7 +399,7 @@ def _check_only(config: str, settings: RunConfig) -> None:
     _check_plan(planned)
     num_files = sum(len(split.files) for split in planned.splits)
     message = f"Ready to run: {num_files:,} input files, and every model opens."
-    answer(json.dumps({"num_files": num_files}), lambda: console.print(message))
+    answer({"num_files": num_files}, lambda: console.print(message))
 
 
 def _show_plan(settings: RunConfig) -> RunPlan:
@@ -481,7 +477,7 @@ def sample_crawl(
     )
     files = [str(file) for file in crawl.files]
     value = {"num_documents": documents, "files": files, "truth": str(crawl.truth)}
-    answer(json.dumps(value), lambda: console.print(message))
+    answer(value, lambda: console.print(message))
 
 
 def _load_config(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import logging
 import os
 import shlex
@@ -13,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
 
@@ -119,15 +120,18 @@ def _set_output(*, is_json: bool, is_quiet: bool, is_verbose: bool) -> None:
             logging.getLogger(package).setLevel(logging.DEBUG)
 
 
-def answer(value: str | Callable[[], str], show: Callable[[], object]) -> None:
+def answer(value: Any, show: Callable[[], object]) -> None:
     """Print the answer of a command: as JSON with --json, else as text.
 
     Args:
-        value: the answer as JSON text, or the function that returns it.
+        value: the answer, of JSON values and dataclasses, or the function that returns it; a text is printed as it is.
         show: prints the answer on `console`. It is also shown with --quiet.
     """
     if _output.is_json:
-        text = escape(value if isinstance(value, str) else value())
+        value = value() if callable(value) else value
+        if not isinstance(value, str):
+            value = json.dumps(value, indent=1, ensure_ascii=False, default=_convert)
+        text = escape(value)
         stdout = _output.stdout or sys.stdout
         stdout.write(text if text.endswith("\n") else f"{text}\n")
         stdout.flush()
@@ -135,6 +139,13 @@ def answer(value: str | Callable[[], str], show: Callable[[], object]) -> None:
     console.quiet = False
     show()
     console.quiet = _output.is_quiet
+
+
+def _convert(value: object) -> object:
+    """Return a dataclass as a JSON object, and what JSON does not have as text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return str(value)
 
 
 class CommandGroup(TyperGroup):

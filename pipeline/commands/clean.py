@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,7 +85,7 @@ def clean(
             console.print(f"Nothing was removed yet: {command}")
 
     value = {"is_removed": yes, "removals": [_to_json(each) for each in removals]}
-    answer(json.dumps(value, indent=1), show)
+    answer(value, show)
 
 
 def _to_json(removal: Removal) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from typing import Annotated
 
@@ -50,5 +49,4 @@ def export(
         files = format_count(len(exported.files), "file")
         console.print(f"{total} in {files}: {exported.address}")
 
-    value = {"address": str(exported.address), "files": dict(exported.files)}
-    answer(json.dumps(value, indent=1), show)
+    answer(exported, show)

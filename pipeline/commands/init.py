@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,7 @@ def init(
         errors.print(line, style="yellow")
     _write(to, text)
     value = {"config": str(to), "found": found.summary}
-    answer(json.dumps(value), lambda: _print_next(to))
+    answer(value, lambda: _print_next(to))
 
 
 def _write(to: Path, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,7 +46,7 @@ def list_models() -> None:
             f"\nThe cache is {cache}; set $CORPUSMILL_CACHE to use another folder."
         )
 
-    answer(json.dumps({"cache": str(cache), "models": models}, indent=1), show)
+    answer({"cache": str(cache), "models": models}, show)
 
 
 @models_app.command("fetch")
@@ -65,7 +64,7 @@ def fetch_models(
     for name in names:
         paths[name] = str(registry.resolve(name))
         console.print(f"{name}: {paths[name]}")
-    answer(json.dumps(paths), lambda: None)
+    answer(paths, lambda: None)
 
 
 @train_app.command("lm")
@@ -101,7 +100,7 @@ def train_lm(
         f"{out}: on held-out texts head ends at {head}, middle at {middle}\n"
         f"Next: set annotate.perplexity.models.{lang}: {out}"
     )
-    answer(json.dumps(record, indent=1), lambda: console.print(message))
+    answer(record, lambda: console.print(message))
 
 
 @train_app.command("reference")
@@ -141,8 +140,7 @@ def train_reference(
     texts = (read_texts(positive), read_texts(negative or []))
     pages = read_crawl(crawl or [])
     record = classifier_training.train_reference(*texts, out, crawl=pages)
-    value = json.dumps(record, indent=1)
-    answer(value, lambda: _print_reference(record, out, has_crawl=bool(crawl)))
+    answer(record, lambda: _print_reference(record, out, has_crawl=bool(crawl)))
 
 
 def _print_reference(record: Mapping[str, Any], out: Path, *, has_crawl: bool) -> None:
@@ -192,7 +190,7 @@ def train_quality(
     fitted = fit_quality(RunFolder.open(run), read_labels(labels))
     out.parent.mkdir(parents=True, exist_ok=True)
     put_file(out, to_json(fitted))
-    answer(json.dumps(fitted, indent=1), lambda: _print_quality(fitted, out))
+    answer(fitted, lambda: _print_quality(fitted, out))
 
 
 def _print_quality(fitted: Mapping[str, Any], out: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,8 +61,8 @@ def retract(
 
     if is_rewrite and urls is None and domains is None and not is_dry_run:
         rewritten = _rewrite(run)
-        value = json.dumps({"rewritten": asdict(rewritten)})
-        answer(value, lambda: console.print(_describe_rewritten(rewritten)))
+        message = _describe_rewritten(rewritten)
+        answer({"rewritten": rewritten}, lambda: console.print(message))
         return
     if not reason.strip():
         fail("retract: give the reason for the record, with --reason TEXT", WRONG_USAGE)
@@ -78,9 +77,9 @@ def retract(
     value = _to_json(result)
     if is_rewrite and not is_dry_run:
         rewritten = _rewrite(run)
-        value["rewritten"] = asdict(rewritten)
+        value["rewritten"] = rewritten
         lines.append(_describe_rewritten(rewritten))
-    answer(json.dumps(value, indent=1), lambda: console.print("\n".join(lines)))
+    answer(value, lambda: console.print("\n".join(lines)))
 
 
 def _rewrite(run: str) -> Rewritten:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -78,11 +76,11 @@ def status(run: RunAddress) -> None:
 
     Reads only the run folder, so any machine can run it, without Ray.
     """
-    from pipeline.reporting.status import print_status, read_status, to_json
+    from pipeline.reporting.status import print_status, read_status
     from pipeline.runs.run_folder import RunFolder
 
     found = read_status(RunFolder.open(run), now=time.time())
-    answer(to_json(found), lambda: print_status(found, console))
+    answer(found, lambda: print_status(found, console))
 
 
 @app.command(name="report")
@@ -97,7 +95,7 @@ def show_report(
 
     Also writes its report.html and report.json again.
     """
-    from pipeline.reporting.diff import compare_runs, print_diff
+    from pipeline.reporting.diff import compare_runs, print_diff, to_value
     from pipeline.reporting.report import print_report, to_json
     from pipeline.runs.run_folder import RunFolder
 
@@ -117,7 +115,7 @@ def show_report(
             print_diff(compared, console)
         console.print(f"\nAs a page: {run}/report.html")
 
-    answer(to_json(report, _to_value(compared)), show)
+    answer(to_json(report, to_value(compared) if compared else None), show)
 
 
 def _write_eu_summary(run: RunFolder, *, is_sme: bool) -> None:
@@ -127,7 +125,7 @@ def _write_eu_summary(run: RunFolder, *, is_sme: bool) -> None:
     run.run_dir.put("eu-summary.md", make_eu_summary(run, is_sme=is_sme).encode())
     path = run.run_dir.locate("eu-summary.md")
     message = f"{path}: fill in what is marked, it covers this run only"
-    answer(json.dumps({"file": path}), lambda: console.print(message))
+    answer({"file": path}, lambda: console.print(message))
 
 
 def write_report(run: RunFolder, compared: RunDiff | None = None) -> Report:
@@ -135,6 +133,7 @@ def write_report(run: RunFolder, compared: RunDiff | None = None) -> Report:
 
     After `clean` removed the texts, the files stay as they are: they have the scores, domains and samples.
     """
+    from pipeline.reporting.diff import to_value
     from pipeline.reporting.report import make_report, make_report_page, to_json
     from pipeline.runs.removed_outputs import list_removed
 
@@ -144,12 +143,9 @@ def write_report(run: RunFolder, compared: RunDiff | None = None) -> Report:
         return report
     page = make_report_page(run, report, compared)
     run.run_dir.put("report.html", page.encode())
-    run.run_dir.put("report.json", to_json(report, _to_value(compared)).encode())
+    against = to_value(compared) if compared else None
+    run.run_dir.put("report.json", to_json(report, against).encode())
     return report
-
-
-def _to_value(compared: RunDiff | None) -> dict[str, Any] | None:
-    return asdict(compared) if compared else None
 
 
 @app.command()
@@ -172,7 +168,7 @@ def diff(
     Compares configs, versions, the decision on each document, tokens, scores and domains. The runs
     may have read the same files or others.
     """
-    from pipeline.reporting.diff import compare_runs, print_diff, to_json
+    from pipeline.reporting.diff import compare_runs, print_diff, to_value
     from pipeline.reporting.report.page import make_diff_page
     from pipeline.runs.run_folder import RunFolder
 
@@ -180,7 +176,7 @@ def diff(
     if html:
         page = make_diff_page(f"{before} and {after}", found)
         html.write_text(page, encoding="utf-8")
-    answer(to_json(found), lambda: print_diff(found, console))
+    answer(to_value(found), lambda: print_diff(found, console))
     if exit_code and found.num_changed:
         raise typer.Exit(DIFFERENT)
 
@@ -196,7 +192,7 @@ def explain(
     Prints where it was read, its scores, every rule with its limit, and where it is stored.
     """
     from pipeline.reporting.explain import explain as trace_document
-    from pipeline.reporting.explain import format_trace, to_json
+    from pipeline.reporting.explain import format_trace, list_values
     from pipeline.runs.run_folder import RunFolder
 
     traces = trace_document(RunFolder.open(run), document)
@@ -207,7 +203,7 @@ def explain(
                 console.print(line)
             console.print()
 
-    answer(to_json(traces), show)
+    answer(list_values(traces), show)
 
 
 @app.command()
@@ -263,7 +259,7 @@ def preview(run: RunAddress, overrides: Overrides = None) -> None:
     Uses the stored scores. Takes seconds and writes nothing.
     """
     from pipeline.reporting.preview import preview as preview_run
-    from pipeline.reporting.preview import print_preview, to_json
+    from pipeline.reporting.preview import print_preview
     from pipeline.runs.run_folder import RunFolder
 
     if not overrides:
@@ -272,7 +268,7 @@ def preview(run: RunAddress, overrides: Overrides = None) -> None:
             WRONG_USAGE,
         )
     found = preview_run(RunFolder.open(run), overrides)
-    answer(to_json(found), lambda: print_preview(found, console))
+    answer(found, lambda: print_preview(found, console))
 
 
 @app.command()
@@ -297,7 +293,7 @@ def browse(
         )
 
         def announce(address: str) -> None:
-            value = json.dumps({"address": address, "num_docs": index.num_docs})
+            value = {"address": address, "num_docs": index.num_docs}
             answer(value, lambda: console.print(address))
 
         serve(index, port, announce)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,7 +54,8 @@ def verify(
         lines.append(f"{dataset}: every file of every phase is as its task wrote it")
     if is_intact:
         lines += _check_samples(folder)
-    answer(_to_json(folder, faults, damaged), lambda: console.print("\n".join(lines)))
+    value = {"dataset": str(folder), "faults": faults, "damaged": damaged}
+    answer(value, lambda: console.print("\n".join(lines)))
     if run is not None and damaged:
         _note_damage(run, damaged)
     if not is_intact:
@@ -68,7 +67,7 @@ def _find_faults(
 ) -> tuple[list[Finding], list[RunDamage]]:
     """Return the faults of a dataset, and the damaged files of its run."""
     from pipeline.reporting.verify_run import find_damage, find_shard_damage
-    from pipeline.retraction.check import find_unretracted
+    from pipeline.retraction.apply import find_unretracted
     from shardwriter.verification.dataset import verify_folder
 
     faults = verify_folder(folder)
@@ -78,16 +77,6 @@ def _find_faults(
     damaged += find_shard_damage(run, faults)
     # A damaged dataset or run cannot be searched for retracted documents.
     return faults or find_unretracted(run), damaged
-
-
-def _to_json(folder: Store, faults: Sequence[Finding], damaged: Sequence[RunDamage]) -> str:
-    """Return the faults of a dataset, and the damaged files of its run, as JSON text."""
-    result = {
-        "dataset": str(folder),
-        "faults": [asdict(fault) for fault in faults],
-        "damaged": [asdict(damage) for damage in damaged],
-    }
-    return json.dumps(result, indent=1) + "\n"
 
 
 def _note_damage(run: RunFolder, damaged: Sequence[RunDamage]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.reporting.queries import Row
 from stages.histograms import RunLimit
 
 # Languages of a table. The others are added up in one row.
@@ -31,6 +32,38 @@ class Amount:
 
 # Name -> what is kept before and after.
 AmountPairs = Mapping[str, tuple[Amount, Amount]]
+
+
+def sum_amounts(
+    groups: Iterable[Row], key: str, num_chars: str, num_tokens: str
+) -> dict[str, Amount]:
+    """Return what groups of documents amount to, by name.
+
+    Args:
+        groups: rows with `num_docs` and the other columns.
+        key: the column of the names.
+        num_chars: the column of characters.
+        num_tokens: the column of tokens.
+    """
+    amounts: dict[str, Amount] = {}
+    for row in groups:
+        amount = Amount(row["num_docs"], row[num_chars] or 0, row[num_tokens] or 0)
+        amounts[row[key]] = amounts.get(row[key], Amount()) + amount
+    return amounts
+
+
+def pair_amounts(
+    before: Mapping[str, Amount], after: Mapping[str, Amount]
+) -> dict[str, tuple[Amount, Amount]]:
+    """Return name -> what is kept before and after, the largest ones first."""
+    pairs: dict[str, tuple[Amount, Amount]] = {}
+    for name in (*before, *after):
+        pairs[name] = (before.get(name, Amount()), after.get(name, Amount()))
+
+    def order(item: tuple[str, tuple[Amount, Amount]]) -> tuple[int, str]:
+        return -max(amount.num_docs for amount in item[1]), item[0]
+
+    return dict(sorted(pairs.items(), key=order))
 
 
 @dataclass(frozen=True)

@@ -86,68 +86,32 @@ RETRIES = Metric(
     "Repetitions of finished tasks whose process had died, since this driver started.",
 )
 
+# Those of the counters of done-records: name, counter, own label, help.
+_COUNTED = (
+    ("documents", "documents", "", "Documents that a phase has read."),
+    ("dropped_documents", "dropped.", "reason", "Documents dropped, by reason."),
+    ("language_documents", "language.", "language", "Documents kept, by language."),
+    ("characters", "chars", "", "Characters of text that a phase has kept."),
+    (
+        "tokens",
+        "tokens",
+        "",
+        "Tokens made (tokenize) and written to shards (write_shards).",
+    ),
+    ("language_tokens", "language_tokens.", "language", "Tokens made, by language."),
+    ("input_bytes", "file_bytes", "", "Bytes of input files read, compressed."),
+    ("records", "num_records", "", "Records read, including broken ones."),
+    ("quarantined_records", "quarantined.", "cause", "Broken records, by cause."),
+)
+
 METRICS = (
     TASKS_PLANNED,
     TASKS_DONE,
     TASKS_FAILED,
     LAST_EVENT,
-    Metric(
-        "corpusmill_documents_total",
-        "counter",
-        "Documents that a phase has read.",
-        "documents",
-    ),
-    Metric(
-        "corpusmill_dropped_documents_total",
-        "counter",
-        "Documents dropped, by reason.",
-        "dropped.",
-        "reason",
-    ),
-    Metric(
-        "corpusmill_language_documents_total",
-        "counter",
-        "Documents kept, by language.",
-        "language.",
-        "language",
-    ),
-    Metric(
-        "corpusmill_characters_total",
-        "counter",
-        "Characters of text that a phase has kept.",
-        "chars",
-    ),
-    Metric(
-        "corpusmill_tokens_total",
-        "counter",
-        "Tokens made (tokenize) and written to shards (write_shards).",
-        "tokens",
-    ),
-    Metric(
-        "corpusmill_language_tokens_total",
-        "counter",
-        "Tokens made, by language.",
-        "language_tokens.",
-        "language",
-    ),
-    Metric(
-        "corpusmill_input_bytes_total",
-        "counter",
-        "Bytes of input files read, compressed.",
-        "file_bytes",
-    ),
-    Metric(
-        "corpusmill_records_total",
-        "counter",
-        "Records read, including broken ones.",
-        "num_records",
-    ),
-    Metric(
-        "corpusmill_quarantined_records_total",
-        "counter",
-        "Broken records, by cause.",
-        "quarantined.",
-        "cause",
+    *(
+        Metric(f"corpusmill_{name}_total", "counter", meaning, counter, label)
+        for name, counter, label, meaning in _COUNTED
     ),
     STAGE_SECONDS,
     RETRIES,

@@ -7,9 +7,8 @@ status.phases[2].left_s         # 840.0
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.phases import registry
@@ -116,11 +115,6 @@ def read_status(run: RunFolder, *, now: float) -> Status:
         quarantine=take_family(counts, "quarantined."),
         lost_files=take_family(counts, "lost_file."),
     )
-
-
-def to_json(status: Status) -> str:
-    """Return the status as JSON text."""
-    return json.dumps(asdict(status), indent=1, ensure_ascii=False) + "\n"
 
 
 def _take_latest_start(events: Iterable[Event]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Apply the requests of a run to its dataset: write tombstones and the log beside the shards."""
+"""Apply the requests of a run to its dataset: write tombstones and the log beside the shards, and check them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from shardwriter.format import (
     ShardIndex,
     read_tombstones,
 )
+from shardwriter.verification.findings import Finding
 from stages.mixing.mix import COPY_SHIFT
 from storage import Store
+from terminal_output import format_count
+
+_REMEDY = "run the config of this run again: it applies all requests"
 
 # A copy of a document has its number above these bits (`select.mix`).
 _DOC_ID_BITS = np.uint64(2**COPY_SHIFT - 1)
@@ -64,6 +68,31 @@ def apply_requests(run: RunFolder) -> list[RetractionEntry]:
         dataset.put(RETRACTIONS_FILE, log.dumps())
         added.append(entry)
     return added
+
+
+def find_unretracted(run: RunFolder) -> list[Finding]:
+    """Return one finding per request of which the dataset has a document without a tombstone.
+
+    URLs and domains are matched again with everything that the run has read.
+
+    Raises:
+        FormatError: the manifest, an index or the log is damaged.
+    """
+    findings: list[Finding] = []
+    records = read_records(run.run_dir)
+    if not records:
+        return findings
+    dataset = run.dataset
+    manifest = read_manifest(dataset)
+    log = read_log(dataset, manifest)
+    applied = {entry.request_sha256 for entry in log.entries}
+    for record in records:
+        left = find_tombstones(run, manifest, log, record)
+        if len(left) or record.sha256 not in applied:
+            documents = format_count(len(left), "document")
+            found = f"request {record.number}, of which {documents} not masked"
+            findings.append(Finding(RETRACTIONS_FILE, found, "none", _REMEDY))
+    return findings
 
 
 def read_manifest(dataset: Store) -> Manifest:

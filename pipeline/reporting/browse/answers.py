@@ -16,7 +16,7 @@ from config_files.reader import ConfigError
 from pipeline.reporting.browse.differences import compare_texts
 from pipeline.reporting.browse.documents import describe_document
 from pipeline.reporting.browse.domains import SORT_KEYS, list_domains
-from pipeline.reporting.browse.histograms import describe_histograms, find_edges
+from pipeline.reporting.browse.histograms import Decided, describe_histograms, find_edges
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.limits import Limit, list_limits, list_overrides
 from pipeline.reporting.browse.search import (
@@ -199,7 +199,11 @@ def answer_effect(session: Session, parameters: Parameters) -> dict[str, Any]:
         "num_scored": index.num_scored,
         "scored": count_names(index, "language", scored),
         **found,
-        "histograms": describe_histograms(index, score, before, after),
+        "histograms": describe_histograms(
+            index,
+            score,
+            *(Decided(effect.filters, effect.is_kept) for effect in (before, after)),
+        ),
     }
 
 

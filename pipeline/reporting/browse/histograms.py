@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from pipeline.reporting.browse.search import UNKNOWN, check_score
 from stages.contract import Stage
 
 NUM_BINS = 60
+
+# Place of a document in histograms: 2 if it was kept before, plus 1 if it is kept after.
+SIDES = ("dropped", "newly_kept", "newly_dropped", "kept")
 
 # Languages with a histogram of their own: those with most documents.
 MAX_LANGUAGES = 12
@@ -29,18 +32,16 @@ NUM_AXIS_VALUES = 50_000
 LOG_RATIO = 8.0
 
 
-class Decided(Protocol):
-    """Documents that select has kept and dropped, and its filters."""
+class Decided(NamedTuple):
+    """What select has decided.
 
-    @property
-    def filters(self) -> Sequence[Stage[Any]]:
-        """The filters, whose limits are drawn."""
-        ...
+    Attributes:
+        filters: its filters, whose limits are drawn.
+        is_kept: (num_scored,) whether each document is kept.
+    """
 
-    @property
-    def is_kept(self) -> NDArray[np.bool_]:
-        """Whether each document is kept, (num_scored,)."""
-        ...
+    filters: Sequence[Stage[Any]]
+    is_kept: NDArray[np.bool_]
 
 
 def describe_histograms(
@@ -59,12 +60,28 @@ def describe_histograms(
     values = index.read_numbers(score)[: index.num_scored].astype(np.float64)
     edges, is_log = find_edges(values, _list_limits(index, score, before, after))
     sides = before.is_kept * 2 + after.is_kept
-    by_language = count_bins(index, score, edges, is_log, sides, 4)
+    by_language = count_bins(index, score, edges, is_log, sides, len(SIDES))
+    histograms: list[dict[str, Any]] = []
+    for language, counts in pick_languages(by_language, MAX_LANGUAGES):
+        old_lines = list_lines(before.filters, score, language)
+        old = {line.label: line.value for line in old_lines}
+        lines = [
+            {**asdict(line), "before": old.get(line.label)}
+            for line in list_lines(after.filters, score, language)
+        ]
+        histograms.append(
+            {
+                "language": language,
+                "num_docs": int(counts.sum()),
+                **dict(zip(SIDES, counts.T.tolist(), strict=True)),
+                "lines": lines,
+            }
+        )
     return {
         "score": score,
         "edges": edges.tolist(),
         "is_log": is_log,
-        "histograms": _list_histograms(index, score, by_language, before, after),
+        "histograms": histograms,
     }
 
 
@@ -75,8 +92,8 @@ def count_bins(
     is_log: bool,
     sides: NDArray[np.int64],
     num_sides: int,
-) -> NDArray[np.int64]:
-    """Return the scored documents by language, bin and side.
+) -> dict[str, NDArray[np.int64]]:
+    """Return language -> scored documents by bin and side, (NUM_BINS, num_sides).
 
     Args:
         index: the index.
@@ -85,49 +102,28 @@ def count_bins(
         is_log: whether the edges are logarithmic.
         sides: (num_scored,) a number for each document, such as 1 for those that are kept.
         num_sides: the number of sides.
-
-    Returns:
-        (languages, NUM_BINS, num_sides), the languages in the order of `index.names`.
     """
     values = index.read_numbers(score)[: index.num_scored].astype(np.float64)
     is_valid = ~np.isnan(values)
     bins = _find_bins(values[is_valid], edges, is_log)
     languages = index.read_numbers("language")[: index.num_scored][is_valid]
     places = (languages.astype(np.int64) * NUM_BINS + bins) * num_sides + sides[is_valid]
-    num_languages = len(index.names["language"].values)
-    counts = np.bincount(places, minlength=num_languages * NUM_BINS * num_sides)
-    return counts.reshape(num_languages, NUM_BINS, num_sides)
-
-
-def _list_histograms(
-    index: Index, score: str, counts: NDArray[np.int64], before: Decided, after: Decided
-) -> list[dict[str, Any]]:
-    """Return the histograms, from counts of shape (languages, NUM_BINS, 4)."""
     names = [name or UNKNOWN for name in index.names["language"].values]
-    totals = counts.sum(axis=(1, 2))
-    largest = np.argsort(-totals, kind="stable")[:MAX_LANGUAGES].tolist()
-    chosen: list[tuple[str | None, NDArray[np.int64]]] = [(None, counts.sum(axis=0))]
-    chosen += [(names[i], counts[i]) for i in largest if totals[i]]
-    found: list[dict[str, Any]] = []
-    for language, by_side in chosen:
-        old_lines = list_lines(before.filters, score, language)
-        old = {line.label: line.value for line in old_lines}
-        lines = [
-            {**asdict(line), "before": old.get(line.label)}
-            for line in list_lines(after.filters, score, language)
-        ]
-        found.append(
-            {
-                "language": language,
-                "num_docs": int(by_side.sum()),
-                "dropped": by_side[:, 0].tolist(),
-                "newly_kept": by_side[:, 1].tolist(),
-                "newly_dropped": by_side[:, 2].tolist(),
-                "kept": by_side[:, 3].tolist(),
-                "lines": lines,
-            }
-        )
-    return found
+    counts = np.bincount(places, minlength=len(names) * NUM_BINS * num_sides)
+    counts = counts.reshape(len(names), NUM_BINS, num_sides)
+    return dict(zip(names, counts, strict=True))
+
+
+def pick_languages(
+    counts: Mapping[str, NDArray[np.int64]], max_languages: int
+) -> Iterator[tuple[str | None, NDArray[np.int64]]]:
+    """Yield the counts of all languages together (None) and of the largest ones."""
+    if counts:
+        yield None, np.sum(list(counts.values()), axis=0)
+    largest = sorted(counts, key=lambda name: -counts[name].sum())
+    for name in largest[:max_languages]:
+        if counts[name].any():
+            yield name, counts[name]
 
 
 def _list_limits(index: Index, score: str, before: Decided, after: Decided) -> list[float]:

@@ -19,11 +19,11 @@ from pipeline.reporting.cards.facts import (
     Crawled,
     describe_source,
     find_licence,
-    list_models,
     read_crawled,
 )
 from pipeline.reporting.kept_documents import KeptDocuments
 from pipeline.reporting.report import Report, make_report
+from pipeline.reporting.report.provenance import Model, list_models
 from pipeline.reporting.report.summary import describe_reason
 from pipeline.reporting.templates import (
     escape_markdown,
@@ -98,7 +98,7 @@ def make_dataset_card(documents: KeptDocuments, name: str) -> bytes:
             for reason, num_docs in report.reasons.items()
         ],
         recipe=trust(_dump_recipe(config)),
-        models=[(m.name, m.description, m.licence, m.origin) for m in list_models(config)],
+        models=[_describe_model(model) for model in list_models(config)],
         source=describe_source(config),
         licence=find_licence(config),
         terms_url=COMMON_CRAWL.url,
@@ -141,6 +141,14 @@ def _list_numbers(
         yield "tokens, as the run counted them", f"{report.num_tokens:,}"
     if num_retracted:
         yield "left out on request", f"{num_retracted:,}"
+
+
+def _describe_model(model: Model) -> tuple[str, str, str, str]:
+    """Return name, description, licence and origin."""
+    if not model.origin:
+        return model.name, "", "to be filled in", "a file of the dataset's maker"
+    origin = f"{model.origin}, version {model.version}"
+    return model.name, model.description, model.licence, origin
 
 
 def _dump_recipe(config: RunConfig) -> str:

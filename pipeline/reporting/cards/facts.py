@@ -1,4 +1,4 @@
-"""Facts of a run for cards: its crawl, models with their licences, months and domains."""
+"""Facts of a run for cards: its crawl, licence, months and domains."""
 
 from __future__ import annotations
 
@@ -10,22 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config import RunConfig
-from pipeline.models.registry import REGISTRY
-from pipeline.phases import registry
-from pipeline.phases.phase import list_model_references
 from pipeline.reporting.kept_documents import KeptDocuments
 from pipeline.reporting.queries import Totals, add_ones
 from terminal_output import format_count
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model, tokenizer or list that the run has used."""
-
-    name: str
-    description: str
-    licence: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -49,26 +36,6 @@ class Crawled:
     def num_chars(self) -> int:
         """Their characters."""
         return pc.sum(self.domains.column("num_chars")).as_py() or 0
-
-
-def list_models(config: RunConfig) -> list[Model]:
-    """Return the models, tokenizers and lists of a config, in the order of their use."""
-    references: dict[str, None] = {}
-    for phase in registry.PHASES:
-        if phase.is_enabled(config):
-            references.update(
-                dict.fromkeys(list_model_references(phase.plan_stages(config)))
-            )
-    models: list[Model] = []
-    for reference in references:
-        asset = REGISTRY.get(reference)
-        if asset is None:
-            origin = "a file of the dataset's maker"
-            models.append(Model(reference, "", "to be filled in", origin))
-        else:
-            origin = f"{asset.origin}, version {asset.version}"
-            models.append(Model(reference, asset.description, asset.licence, origin))
-    return models
 
 
 def read_crawled(documents: KeptDocuments) -> Crawled:

@@ -5,7 +5,7 @@ found.num_changed                     # documents with another decision
 print_diff(found, SafeConsole())
 """
 
-from pipeline.reporting.diff.comparison import RunDiff, compare_runs, to_json
+from pipeline.reporting.diff.comparison import RunDiff, compare_runs, to_value
 from pipeline.reporting.diff.tables import print_diff
 
-__all__ = ["RunDiff", "compare_runs", "print_diff", "to_json"]
+__all__ = ["RunDiff", "compare_runs", "print_diff", "to_value"]

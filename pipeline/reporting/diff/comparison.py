@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,14 @@ from pipeline.config.changes import list_changes
 from pipeline.phases import registry
 from pipeline.phases.select import Select
 from pipeline.phases.tokenize import compute_order_keys
-from pipeline.reporting.changes import Amount, CutChange, compare_cuts
+from pipeline.reporting.browse.search import UNKNOWN
+from pipeline.reporting.changes import (
+    Amount,
+    CutChange,
+    compare_cuts,
+    pair_amounts,
+    sum_amounts,
+)
 from pipeline.reporting.diff.distributions import Distributions, compare_distributions
 from pipeline.reporting.diff.pairing import ABSENT, pair_documents, pair_splits
 from pipeline.reporting.explain.trace import KEPT
@@ -111,10 +117,9 @@ class RunDiff:
         return sum(transition.num_docs for transition in self.transitions)
 
 
-def to_json(found: RunDiff) -> str:
-    """Return the comparison as JSON text."""
-    value = {"num_changed": found.num_changed, **asdict(found)}
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+def to_value(found: RunDiff) -> dict[str, Any]:
+    """Return the comparison as a JSON value."""
+    return {"num_changed": found.num_changed, **asdict(found)}
 
 
 def compare_runs(before: RunFolder, after: RunFolder) -> RunDiff:
@@ -155,7 +160,7 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunDiff:
             if row["decision_before"] == row["decision_after"]
         ),
         transitions=tuple(_list_transitions(groups, drawn, before, after)),
-        languages=_compare_languages(kept[0], kept[1]),
+        languages=pair_amounts(kept[0], kept[1]),
         distributions=compare_distributions(before, after, pairing),
     )
 
@@ -200,28 +205,10 @@ def _count_read(groups: Iterable[Row], side: str) -> int:
 
 def _sum_kept(groups: Iterable[Row], side: str) -> dict[str, Amount]:
     """Return language -> what a run has kept."""
-    kept: dict[str, Amount] = {}
-    for row in groups:
-        if row[f"decision_{side}"] == KEPT:
-            language = row[f"language_{side}"] or "unknown"
-            sums = (row[f"{name}_{side}"] or 0 for name in ("num_chars", "num_tokens"))
-            amount = Amount(row["num_docs"], *sums)
-            kept[language] = kept.get(language, Amount()) + amount
-    return kept
-
-
-def _compare_languages(
-    before: Mapping[str, Amount], after: Mapping[str, Amount]
-) -> dict[str, tuple[Amount, Amount]]:
-    """Return language -> what is kept before and after, the largest ones first."""
-    pairs: dict[str, tuple[Amount, Amount]] = {}
-    for name in (*before, *after):
-        pairs[name] = (before.get(name, Amount()), after.get(name, Amount()))
-
-    def order(item: tuple[str, tuple[Amount, Amount]]) -> tuple[int, str]:
-        return -max(amount.num_docs for amount in item[1]), item[0]
-
-    return dict(sorted(pairs.items(), key=order))
+    kept = (row for row in groups if row[f"decision_{side}"] == KEPT)
+    columns = (f"{name}_{side}" for name in ("language", "num_chars", "num_tokens"))
+    amounts = sum_amounts(kept, *columns)
+    return {language or UNKNOWN: amount for language, amount in amounts.items()}
 
 
 def _list_transitions(

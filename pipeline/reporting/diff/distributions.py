@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.reporting.browse.histograms import count_bins, find_edges
+from pipeline.reporting.browse.histograms import (
+    NUM_BINS,
+    count_bins,
+    find_edges,
+    pick_languages,
+)
 from pipeline.reporting.browse.index import Index, build_index, get_sampling_step
-from pipeline.reporting.browse.search import UNKNOWN
 from pipeline.reporting.diff.pairing import Pairing
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.runs.run_folder import RunFolder, RunSplit
@@ -116,54 +120,31 @@ def _compare_score(both: Sequence[Index], score: str) -> ScoreChange:
         for index, is_kept in zip(both, kept, strict=True)
     ]
     edges, is_log = find_edges(np.concatenate(values))
-    counts: list[dict[str | None, NDArray[np.int64]]] = []
-    for index, is_kept in zip(both, kept, strict=True):
-        numbers = count_bins(index, score, edges, is_log, is_kept.astype(np.int64), 2)
-        names = [name or UNKNOWN for name in index.names["language"].values]
-        by_language: dict[str | None, NDArray[np.int64]] = dict(
-            zip(names, numbers[:, :, 1], strict=True)
-        )
-        counts.append({None: numbers[:, :, 1].sum(axis=0), **by_language})
-    return ScoreChange(
-        score,
-        (_find_median(values[0]), _find_median(values[1])),
-        _measure_moved(counts[0][None], counts[1][None]),
-        edges.tolist(),
-        is_log,
-        _list_histograms(counts[0], counts[1]),
-    )
+    counts = [
+        count_bins(index, score, edges, is_log, is_kept.astype(np.int64), 2)
+        for index, is_kept in zip(both, kept, strict=True)
+    ]
+    empty = np.zeros((NUM_BINS, 2), np.int64)
+    by_language: dict[str, NDArray[np.int64]] = {}
+    for name in dict.fromkeys([*counts[1], *counts[0]]):
+        sides = [numbers.get(name, empty)[:, 1] for numbers in counts]
+        by_language[name] = np.stack(sides, axis=1)
+    moved = 0.0
+    histograms: list[dict[str, Any]] = []
+    for language, numbers in pick_languages(by_language, MAX_LANGUAGES):
+        if language is None:
+            shares = numbers / np.maximum(1, numbers.sum(axis=0))
+            moved = float(np.abs(shares[:, 0] - shares[:, 1]).sum() / 2)
+        before, after = numbers.T.tolist()
+        both_sides = {"before": before, "after": after, "lines": []}
+        histograms.append({"language": language, "num_docs": sum(after), **both_sides})
+    medians = (_find_median(values[0]), _find_median(values[1]))
+    return ScoreChange(score, medians, moved, edges.tolist(), is_log, histograms)
 
 
 def _find_median(values: NDArray[np.float64]) -> float | None:
     valid = values[~np.isnan(values)]
     return float(np.median(valid)) if len(valid) else None
-
-
-def _measure_moved(before: NDArray[np.int64], after: NDArray[np.int64]) -> float:
-    """Return half of the summed differences of the shares of each bin."""
-    shares = [counts / max(1, counts.sum()) for counts in (before, after)]
-    return float(np.abs(shares[0] - shares[1]).sum() / 2)
-
-
-def _list_histograms(
-    before: Mapping[str | None, NDArray[np.int64]],
-    after: Mapping[str | None, NDArray[np.int64]],
-) -> list[dict[str, Any]]:
-    empty = np.zeros_like(after[None])
-    pairs = {
-        name: (before.get(name, empty), after.get(name, empty))
-        for name in dict.fromkeys([*after, *before])
-    }
-    languages = [name for name in pairs if name is not None]
-    languages.sort(key=lambda name: -max(side.sum() for side in pairs[name]))
-    found: list[dict[str, Any]] = []
-    for name in (None, *languages[:MAX_LANGUAGES]):
-        old, new = pairs[name]
-        if old.any() or new.any():
-            counts = {"before": old.tolist(), "after": new.tolist()}
-            num_docs = int(new.sum())
-            found.append({"language": name, "num_docs": num_docs, **counts, "lines": []})
-    return found
 
 
 def _compare_domains(both: Sequence[Index]) -> list[DomainChange]:

@@ -8,7 +8,7 @@ The input files are not needed, so a run can be explained long after it ended, o
 """
 
 from pipeline.reporting.explain.collect import explain
-from pipeline.reporting.explain.text import format_trace, to_json
+from pipeline.reporting.explain.text import format_trace, list_values
 from pipeline.reporting.explain.trace import DocumentTrace
 
-__all__ = ["DocumentTrace", "explain", "format_trace", "to_json"]
+__all__ = ["DocumentTrace", "explain", "format_trace", "list_values"]

@@ -1,8 +1,7 @@
-"""Format the traces of documents as lines of text, or as JSON."""
+"""The traces of documents as lines of text, and as JSON values."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -56,13 +55,13 @@ def format_trace(trace: DocumentTrace) -> list[str]:
     return [f"document {trace.doc_id}: {trace.url or NO_URL}", *_format_phases(trace)]
 
 
-def to_json(traces: Iterable[DocumentTrace]) -> str:
-    """Return the traces as a JSON list. The rows of phases have keys such as `select.decisions`."""
+def list_values(traces: Iterable[DocumentTrace]) -> list[dict[str, Any]]:
+    """Return the traces as JSON values. The rows of phases have keys such as `select.decisions`."""
     objects: list[dict[str, Any]] = []
     for trace in traces:
         rows = {f"{phase}.{kind}": dict(row) for (phase, kind), row in trace.rows.items()}
         objects.append(asdict(replace(trace, rows={})) | {"rows": rows})
-    return json.dumps(objects, indent=1, ensure_ascii=False, default=str) + "\n"
+    return objects
 
 
 def format_values(values: Mapping[str, Any]) -> str:

@@ -10,52 +10,30 @@ import contextlib
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline.reporting.export.destination import Destination
 from pipeline.reporting.kept_documents import KeptDocuments
 from pipeline.runs.phase_folder import PendingOutput
 from storage.names import FileNames
 
 
-def write_ccnet(documents: KeptDocuments, destination: Destination) -> dict[str, Any]:
-    """Write one file per language and bucket; return file -> documents, bytes and digest."""
-    written: Counter[str] = Counter()
-
-    def write(output: PendingOutput) -> None:
-        written.update(_write_files(documents, output))
-        output.record = {"counters": {"counts": dict(written), "histograms": {}}}
-
-    # One task: each input split has documents of every file.
-    record = destination.write("ccnet", write)
-    files: dict[str, Any] = {}
-    for name, stored in sorted(record["outputs"].items()):
-        num_docs = record["counters"]["counts"][name]
-        size = {"num_bytes": stored["bytes"], "sha256": stored["sha256"]}
-        files[name] = {"num_docs": num_docs, **size}
-    return files
-
-
-def _write_files(documents: KeptDocuments, output: PendingOutput) -> Counter[str]:
-    """Write the files and return file -> documents."""
+def write_ccnet(documents: KeptDocuments, output: PendingOutput) -> Counter[str]:
+    """Write one file per language and bucket; return file -> documents."""
     written: Counter[str] = Counter()
     names = FileNames(".json.gz")
     with contextlib.ExitStack() as stack:
         files: dict[str, gzip.GzipFile] = {}
-        for document in _read_documents(documents):
-            name = names.make(f"{document['language'] or 'unknown'}_{document['bucket']}")
-            if name not in files:
-                raw = stack.enter_context(output.path(name).open("xb"))
-                files[name] = stack.enter_context(open_gzip(raw))
-            files[name].write(dump_json(document))
-            written[name] += 1
+        for table in documents.read():
+            for document in map(_convert_to_ccnet, table.to_pylist()):
+                label = f"{document['language'] or 'unknown'}_{document['bucket']}"
+                name = names.make(label)
+                if name not in files:
+                    raw = stack.enter_context(output.path(name).open("xb"))
+                    files[name] = stack.enter_context(open_gzip(raw))
+                files[name].write(dump_json(document))
+                written[name] += 1
     return written
-
-
-def _read_documents(documents: KeptDocuments) -> Iterator[dict[str, Any]]:
-    for table in documents.read():
-        yield from map(_convert_to_ccnet, table.to_pylist())
 
 
 def open_gzip(raw: Any) -> gzip.GzipFile:

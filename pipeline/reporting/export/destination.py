@@ -49,6 +49,7 @@ class Destination:
         else:
             self._store = open_store(path.with_name(f".{path.name}.unfinished"))
             self._check_folder(path)
+        self._prefix = f"{folder}/" if folder else ""
         self._outputs = PhaseFolder(self._store.child(folder) if folder else self._store)
         self._outputs.make_folders()
         self._store.put(UNFINISHED_FILE, self._identity)
@@ -76,17 +77,29 @@ class Destination:
             return f"{self._target} exists already and is a complete export; {remedy}"
         return f"{self._target} exists already; {remedy}"
 
-    def write(self, task_id: str, write: Callable[[PendingOutput], None]) -> dict[str, Any]:
-        """Write the data files of a task, unless they are finished; return their done-record.
+    def write(
+        self, task_id: str, write: Callable[[PendingOutput], Mapping[str, int]]
+    ) -> dict[str, Any]:
+        """Write the data files of a task, unless they are finished.
 
         Args:
             task_id: a name for the task.
-            write: writes the files. They appear with the record, which may hold counters.
+            write: writes the files, and returns file -> number of documents.
+
+        Returns:
+            File in the export -> documents, bytes and digest.
         """
         if task_id not in self._outputs.list_done():
             with self._outputs.commit(task_id) as output:
-                write(output)
-        return self._outputs.record(task_id)
+                counts = dict(write(output))
+                output.record = {"counters": {"counts": counts, "histograms": {}}}
+        record = self._outputs.record(task_id)
+        files: dict[str, Any] = {}
+        for name, stored in sorted(record["outputs"].items()):
+            num_docs = record["counters"]["counts"][name]
+            size = {"num_bytes": stored["bytes"], "sha256": stored["sha256"]}
+            files[f"{self._prefix}{name}"] = {"num_docs": num_docs, **size}
+        return files
 
     def finish(self, content: Mapping[str, bytes], record: Mapping[str, Any]) -> None:
         """Write the small files, and make the export appear.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from pipeline.reporting.export.destination import Destination
 from pipeline.reporting.export.hugging_face import (
     DATA_FOLDER,
     FILE_CHARS,
-    write_hugging_face,
+    plan_files,
+    write_file,
 )
 from pipeline.reporting.kept_documents import KeptDocuments
 from pipeline.runs.run_folder import RunFolder
@@ -64,11 +66,15 @@ def export_run(
     target = open_store(to)
     if format == "ccnet":
         destination = Destination(target, identity, "")
-        files = write_ccnet(documents, destination)
+        # One task: each input split has documents of every file.
+        files = destination.write("ccnet", functools.partial(write_ccnet, documents))
         content: dict[str, bytes] = {}
     else:
         destination = Destination(target, identity, DATA_FOLDER)
-        files = write_hugging_face(documents, destination, format, file_chars)
+        files = {}
+        for file in plan_files(documents, file_chars):
+            write = functools.partial(write_file, documents, file, format)
+            files |= destination.write(file.stem, write)
         content = {
             "README.md": make_dataset_card(documents, target.name),
             "croissant.json": make_croissant(documents, target.name, format),

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.phases.select import Select
 from pipeline.reporting.export.ccnet import dump_json, open_gzip
-from pipeline.reporting.export.destination import Destination
 from pipeline.reporting.kept_documents import KeptDocuments
 from pipeline.runs.phase_folder import PendingOutput
 from pipeline.runs.run_folder import RunSplit
 from pipeline.runs.split_output import RowGroups
-from stages.counters import Counters
 
 DATA_FOLDER = "data"
 
@@ -63,47 +60,26 @@ def plan_files(documents: KeptDocuments, file_chars: int) -> list[DataFile]:
     ]
 
 
-def write_hugging_face(
-    documents: KeptDocuments, destination: Destination, format: str, file_chars: int
-) -> dict[str, Any]:
-    """Write the data files; return file -> documents, bytes and digest."""
-    files: dict[str, Any] = {}
-    for file in plan_files(documents, file_chars):
-        name = file.stem + SUFFIXES[format]
-
-        def write(output: PendingOutput, file: DataFile = file, name: str = name) -> None:
-            counters = _write_file(documents, file, output, name, format)
-            output.record = {"counters": counters.to_json()}
-
-        record = destination.write(file.stem, write)
-        stored = record["outputs"][name]
-        files[f"{DATA_FOLDER}/{name}"] = {
-            "num_docs": record["counters"]["counts"]["documents"],
-            "num_bytes": stored["bytes"],
-            "sha256": stored["sha256"],
-        }
-    return files
-
-
-def _write_file(
-    documents: KeptDocuments, file: DataFile, output: PendingOutput, name: str, format: str
-) -> Counters:
-    """Write one file and return its number of documents."""
-    counters = Counters()
+def write_file(
+    documents: KeptDocuments, file: DataFile, format: str, output: PendingOutput
+) -> dict[str, int]:
+    """Write one file; return its name -> number of documents."""
+    name = file.stem + SUFFIXES[format]
     path = output.path(name)
+    num_docs = 0
     if format == "parquet":
         with RowGroups(path) as rows:
             rows.start(documents.schema)
             for table in documents.read(file.splits):
                 rows.add(table)
-                counters.add("documents", table.num_rows)
-        return counters
+                num_docs += table.num_rows
+        return {name: num_docs}
     with path.open("xb") as raw, open_gzip(raw) as lines:
         for table in documents.read(file.splits):
             for document in _make_json_values(table).to_pylist():
                 lines.write(dump_json(document))
-            counters.add("documents", table.num_rows)
-    return counters
+            num_docs += table.num_rows
+    return {name: num_docs}
 
 
 def _make_json_values(table: pa.Table) -> pa.Table:

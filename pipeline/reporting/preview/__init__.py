@@ -10,6 +10,6 @@ the same stored scores. Nothing is written to the run.
 
 from pipeline.reporting.preview.effects import Preview
 from pipeline.reporting.preview.preview_run import preview
-from pipeline.reporting.preview.terminal import print_preview, to_json
+from pipeline.reporting.preview.terminal import print_preview
 
-__all__ = ["Preview", "preview", "print_preview", "to_json"]
+__all__ = ["Preview", "preview", "print_preview"]

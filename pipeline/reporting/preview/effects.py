@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from config_files.reader import ConfigError
@@ -20,10 +21,18 @@ from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.browse.index import Index, Names, decode_languages, take_rows
 from pipeline.reporting.browse.search import UNKNOWN, describe_rows
 from pipeline.reporting.browse.texts import read_excerpts
-from pipeline.reporting.changes import Amount, AmountPairs, CutChange, compare_cuts
+from pipeline.reporting.changes import (
+    Amount,
+    AmountPairs,
+    CutChange,
+    compare_cuts,
+    pair_amounts,
+    sum_amounts,
+)
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.reporting.kept_documents import read_num_tokens
 from pipeline.reporting.preview.in_memory import SelectInMemory, change_plan
+from pipeline.reporting.queries import Row, add_ones, add_up
 from pipeline.runs.run_folder import RunNotFound
 from stages.contract import Stage
 from stages.mixing.mix import NUM_COPIES, QUALITY_BIN
@@ -94,9 +103,8 @@ class Effect:
         documents: the scored documents as its filters read them.
         decisions: (num_scored,) int16, places in `names`.
         names: "kept", then the reasons.
-        copies: (num_scored,) copies of each document; 0: it is dropped.
-        bins: (num_scored,) places in `bin_names`.
-        bin_names: the quality bins; None: no bin.
+        copies: (num_scored,) int64 copies of each document; 0: it is dropped.
+        bins: (num_scored,) string quality bins; null without `select.mix`.
     """
 
     phase: SelectInMemory
@@ -104,9 +112,8 @@ class Effect:
     documents: pa.Table
     decisions: NDArray[np.int16]
     names: Sequence[str]
-    copies: NDArray[np.int64]
-    bins: NDArray[np.int64]
-    bin_names: Sequence[str | None]
+    copies: pa.Array
+    bins: pa.Array
 
     @property
     def is_kept(self) -> NDArray[np.bool_]:
@@ -183,15 +190,17 @@ class Effects:
         names = Names()
         names.encode(pa.chunked_array([[KEPT]]))
         decisions = np.zeros(self._index.num_scored, np.int16)
-        decisions[self._find_rows(dropped)] = names.encode(dropped.column("reason"))
-        copies = (decisions == 0).astype(np.int64)
-        bins = np.zeros(len(decisions), np.int64)
-        bin_names = Names()
-        bin_names.encode(pa.chunked_array([pa.nulls(1, pa.string())]))
+        doc_ids = self._index.doc_ids[: self._index.num_scored]
+        rows = np.searchsorted(doc_ids, dropped.column("doc_id").to_numpy())
+        decisions[rows] = names.encode(dropped.column("reason"))
+        copies = pa.array((decisions == 0).astype(np.int64))
+        bins = pa.nulls(len(decisions), QUALITY_BIN.type)
         if QUALITY_BIN.name in kept.column_names:
-            rows = self._find_rows(kept)
-            copies[rows] = kept.column(NUM_COPIES.name)
-            bins[rows] = bin_names.encode(kept.column(QUALITY_BIN.name))
+            kept = kept.combine_chunks()
+            places = pc.index_in(pa.array(doc_ids), value_set=kept.column("doc_id"))
+            bins = kept.column(QUALITY_BIN.name).take(places)
+            copies = kept.column(NUM_COPIES.name).cast(pa.int64()).take(places)
+            copies = pc.fill_null(copies, 0)
         return Effect(
             phase,
             phase.open_filters(),
@@ -200,12 +209,7 @@ class Effects:
             [name or "" for name in names.values],
             copies,
             bins,
-            bin_names.values,
         )
-
-    def _find_rows(self, documents: pa.Table) -> NDArray[np.int64]:
-        scored_ids = self._index.doc_ids[: self._index.num_scored]
-        return np.searchsorted(scored_ids, documents.column("doc_id").to_numpy())
 
 
 def compare_effects(
@@ -214,7 +218,7 @@ def compare_effects(
     after: Effect,
     *,
     num_examples: int,
-    tokens: NDArray[np.float64] | None = None,
+    tokens: pa.ChunkedArray | None = None,
 ) -> Preview:
     """Return what changes.
 
@@ -225,39 +229,38 @@ def compare_effects(
         num_examples: examples of each side.
         tokens: (num_scored,) of `read_tokens`; None: the run was not tokenized.
     """
-    num_chars = index.read_numbers("num_chars")[: index.num_scored].astype(np.float64)
-    languages = index.read_numbers("language")[: index.num_scored]
-    names = [name or UNKNOWN for name in index.names["language"].values]
-    num_tokens = np.zeros(index.num_scored)
-    if tokens is not None:
-        num_tokens = _estimate_tokens(before, languages, num_chars, tokens)
-    sums = _Sums(num_chars, num_tokens)
-    new, lost = ~before.is_kept & after.is_kept, before.is_kept & ~after.is_kept
-    one_group = np.zeros_like(languages)
-    pairs = sums.compare(languages, before, languages, after, names)
-    by_size = sorted(pairs.items(), key=lambda item: (-item[1][0].num_docs, item[0]))
+    groups = _count_groups(index, before, after, tokens)
+    old = [row for row in groups if row["was_kept"]]
+    new = [row for row in groups if row["is_kept"]]
+    languages = pair_amounts(_sum_old(old, "language"), _sum_new(new, "language"))
+    newly_kept = _sum_new((row for row in new if not row["was_kept"]), "is_kept")
+    newly_dropped = _sum_old((row for row in old if not row["is_kept"]), "is_kept")
     reasons_before, reasons_after = before.count_reasons(), after.count_reasons()
     return Preview(
         run_dir=str(index.run.run_dir),
         is_tokenized=tokens is not None,
-        before=sum((pair[0] for pair in pairs.values()), Amount()),
-        after=sum((pair[1] for pair in pairs.values()), Amount()),
-        newly_kept=sums.add_up(one_group, new, after.copies, 1)[0],
-        newly_dropped=sums.add_up(one_group, lost, before.copies, 1)[0],
-        languages=dict(by_size),
-        bins=_compare_bins(sums, before, after),
+        before=sum((pair[0] for pair in languages.values()), Amount()),
+        after=sum((pair[1] for pair in languages.values()), Amount()),
+        newly_kept=newly_kept.get(True, Amount()),
+        newly_dropped=newly_dropped.get(False, Amount()),
+        languages=languages,
+        bins=_compare_bins(old, new),
         reasons={
             name: (reasons_before.get(name, 0), reasons_after.get(name, 0))
             for name in sorted(reasons_before.keys() | reasons_after.keys())
         },
-        cuts=compare_cuts(*([*_list_cuts(effect)] for effect in (before, after))),
-        examples_kept=tuple(_list_examples(index, new, before, num_examples)),
-        examples_dropped=tuple(_list_examples(index, lost, after, num_examples)),
+        cuts=compare_cuts(_list_cuts(before), _list_cuts(after)),
+        examples_kept=tuple(
+            _list_examples(index, ~before.is_kept & after.is_kept, before, num_examples)
+        ),
+        examples_dropped=tuple(
+            _list_examples(index, before.is_kept & ~after.is_kept, after, num_examples)
+        ),
     )
 
 
-def read_tokens(index: Index) -> NDArray[np.float64] | None:
-    """Return the tokens of each scored document, (num_scored,); NaN if it has none.
+def read_tokens(index: Index) -> pa.ChunkedArray | None:
+    """Return the tokens of each scored document, (num_scored,) int64; null if it has none.
 
     Returns:
         None if the run was not tokenized.
@@ -265,92 +268,75 @@ def read_tokens(index: Index) -> NDArray[np.float64] | None:
     if not index.run.has_finished(TokenizeDocuments.name):
         return None
     ids = index.doc_ids[: index.num_scored]
-    parts = [np.zeros(0)]
+    parts: list[pa.Array] = []
     for split in index.run.splits:
         bounds = [np.uint64(number << 32) for number in (split.index, split.index + 1)]
         first, stop = np.searchsorted(ids, bounds)
-        if first < stop:
-            of_split = pa.chunked_array([pa.array(ids[first:stop])])
-            num_tokens = read_num_tokens(index.run, split, of_split)
-            parts.append(num_tokens.to_numpy().astype(np.float64))
-    return np.concatenate(parts)
+        of_split = pa.chunked_array([pa.array(ids[first:stop])])
+        parts += read_num_tokens(index.run, split, of_split).chunks
+    return pa.chunked_array(parts, pa.int64())
 
 
-def _estimate_tokens(
-    before: Effect,
-    languages: NDArray[np.int32],
-    num_chars: NDArray[np.float64],
-    tokens: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return the tokens of each document, estimated for those that were dropped.
+def _count_groups(
+    index: Index, before: Effect, after: Effect, tokens: pa.ChunkedArray | None
+) -> list[dict[str, Any]]:
+    """Return sums over the documents of one language with the same decisions and quality bins."""
+    scored = index.documents.slice(0, index.num_scored)
+    num_chars = scored.column("num_chars")
+    if tokens is None:
+        tokens = pa.chunked_array([pa.nulls(index.num_scored, pa.int64())])
+    columns = {
+        "language": scored.column("language"),
+        "was_kept": pa.array(before.is_kept),
+        "is_kept": pa.array(after.is_kept),
+        "bin_before": before.bins,
+        "bin_after": after.bins,
+        "num_chars": num_chars,
+        "num_tokens": tokens,
+        "tokens_before": pc.multiply(tokens, before.copies),
+        "tokens_after": pc.multiply(tokens, after.copies),
+        "chars_after": pc.multiply(num_chars, after.copies),
+    }
+    names = list(columns)
+    totals = add_up(add_ones(pa.table(columns)), names[:5], ["num_docs", *names[5:]])
+    groups = totals.to_pylist()
+    for row in groups:
+        row["language"] = index.names["language"].values[row["language"]] or UNKNOWN
+    _estimate_tokens(groups)
+    return groups
+
+
+def _estimate_tokens(groups: Sequence[dict[str, Any]]) -> None:
+    """Set the tokens of documents that were never tokenized, because the run had dropped them.
 
     The estimate is the number of characters times the tokens per character of the kept
     documents of the language, or of all kept documents if the language has none.
     """
-    kept = before.is_kept
-    counted = np.nan_to_num(tokens)
-    chars_of = np.bincount(
-        languages[kept], num_chars[kept], minlength=languages.max(initial=0) + 1
-    )
-    tokens_of = np.bincount(languages[kept], counted[kept], minlength=len(chars_of))
-    rate = tokens_of.sum() / max(1, chars_of.sum())
-    rates = np.divide(
-        tokens_of, chars_of, out=np.full(len(chars_of), rate), where=chars_of > 0
-    )
-    return np.where(kept, counted, num_chars * rates[languages])
+    counted = [row for row in groups if row["was_kept"]]
+    of_language = sum_amounts(counted, "language", "num_chars", "num_tokens")
+    of_all = sum(of_language.values(), Amount())
+    for row in groups:
+        if not row["was_kept"]:
+            known = of_language.get(row["language"], Amount())
+            known = known if known.num_chars else of_all
+            rate = known.num_tokens / max(1, known.num_chars)
+            row["tokens_after"] = round(row["chars_after"] * rate)
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Adds up documents by group."""
-
-    num_chars: NDArray[np.float64]
-    num_tokens: NDArray[np.float64]  # of one copy
-
-    def add_up(
-        self,
-        groups: NDArray[np.integer[Any]],
-        is_chosen: NDArray[np.bool_],
-        copies: NDArray[np.int64],
-        num_groups: int,
-    ) -> list[Amount]:
-        """Return the amount of the chosen documents of each group."""
-        chosen = groups[is_chosen]
-        chars, tokens = self.num_chars, self.num_tokens * copies
-        sums = [
-            np.bincount(chosen, weights, minlength=num_groups)
-            for weights in (None, chars[is_chosen], tokens[is_chosen])
-        ]
-        return [
-            Amount(*map(round, each))
-            for each in zip(*map(np.ndarray.tolist, sums), strict=True)
-        ]
-
-    def compare(
-        self,
-        groups_before: NDArray[np.integer[Any]],
-        before: Effect,
-        groups_after: NDArray[np.integer[Any]],
-        after: Effect,
-        names: Sequence[str],
-    ) -> dict[str, tuple[Amount, Amount]]:
-        """Return name of a group -> what is kept before and after; without empty groups."""
-        old = self.add_up(groups_before, before.is_kept, before.copies, len(names))
-        new = self.add_up(groups_after, after.is_kept, after.copies, len(names))
-        pairs = zip(names, zip(old, new, strict=True), strict=True)
-        return {name: pair for name, pair in pairs if any(one.num_docs for one in pair)}
+def _sum_old(groups: Iterable[Row], key: str) -> dict[Any, Amount]:
+    return sum_amounts(groups, key, "num_chars", "tokens_before")
 
 
-def _compare_bins(sums: _Sums, before: Effect, after: Effect) -> AmountPairs:
+def _sum_new(groups: Iterable[Row], key: str) -> dict[Any, Amount]:
+    return sum_amounts(groups, key, "num_chars", "tokens_after")
+
+
+def _compare_bins(old: Iterable[Row], new: Iterable[Row]) -> AmountPairs:
     """Return quality bin -> kept before and after, best last."""
-    names = list(dict.fromkeys([*before.bin_names, *after.bin_names]))
-    numbers = [
-        np.array([names.index(name) for name in effect.bin_names])[effect.bins]
-        for effect in (before, after)
-    ]
-    labels = [name or "" for name in names]
-    pairs = sums.compare(numbers[0], before, numbers[1], after, labels)
-    pairs.pop("", None)
+    pairs = pair_amounts(
+        _sum_old((row for row in old if row["bin_before"]), "bin_before"),
+        _sum_new((row for row in new if row["bin_after"]), "bin_after"),
+    )
     return dict(sorted(pairs.items(), key=lambda item: float(item[0].partition("-")[0])))
 
 

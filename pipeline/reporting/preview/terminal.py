@@ -1,10 +1,8 @@
-"""A preview on the terminal, and as JSON."""
+"""A preview on the terminal."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from pipeline.reporting.changes import (
     NUM_LANGUAGES,
@@ -21,11 +19,6 @@ from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
 EXCERPT_CHARS = 100
-
-
-def to_json(found: Preview) -> str:
-    """Return the preview as JSON text."""
-    return json.dumps(asdict(found), indent=1, ensure_ascii=False) + "\n"
 
 
 def print_preview(found: Preview, console: SafeConsole) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from pipeline.errors import TaskFailed
 from pipeline.phases.select import Select
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.browse.domains import list_domains
-from pipeline.reporting.browse.histograms import describe_histograms
+from pipeline.reporting.browse.histograms import Decided, describe_histograms
 from pipeline.reporting.browse.index import Index, build_index, sample_splits
 from pipeline.reporting.browse.limits import list_limits
 from pipeline.reporting.browse.search import (
@@ -31,7 +30,6 @@ from pipeline.reporting.browse.texts import read_excerpts
 from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.runs.run_folder import RunFolder
-from stages.contract import Stage
 
 log = logging.getLogger(__name__)
 
@@ -92,19 +90,6 @@ class Details:
     clusters: Sequence[Cluster] = ()
 
 
-@dataclass(frozen=True)
-class StoredDecisions:
-    """The decisions that a run has stored.
-
-    Attributes:
-        filters: those of select, with the limits that they have applied.
-        is_kept: (num_scored,) whether each document is kept.
-    """
-
-    filters: Sequence[Stage[Any]]
-    is_kept: NDArray[np.bool_]
-
-
 def read_details(run: RunFolder) -> Details:
     """Read the details of a run. They are empty before `select` is complete.
 
@@ -139,15 +124,10 @@ def _describe(index: Index) -> Details:
 
 
 def _list_histograms(index: Index, limited: frozenset[str]) -> list[Mapping[str, Any]]:
-    decided = read_decided(index)
+    is_kept = index.is_named("decision", KEPT)[: index.num_scored]
+    decided = Decided(Select(load_plan(index.run)).open_filters(), is_kept)
     names = sorted(index.score_names, key=lambda name: name not in limited)
     return [describe_histograms(index, name, decided, decided) for name in names]
-
-
-def read_decided(index: Index) -> StoredDecisions:
-    """Return the decisions of the run on the scored documents, and the filters of select."""
-    is_kept = index.is_named("decision", KEPT)[: index.num_scored]
-    return StoredDecisions(Select(load_plan(index.run)).open_filters(), is_kept)
 
 
 def _draw_samples(index: Index) -> dict[str, Sequence[Mapping[str, Any]]]:

@@ -26,6 +26,9 @@ from pipeline.reporting.templates import render, trust
 from pipeline.runs.run_folder import RunFolder
 from terminal_output import escape, format_count
 
+# Of a model that a config names by its path.
+NO_LICENCE = "not in the registry: see its source"
+
 POLICY = (
     "default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 )
@@ -68,7 +71,8 @@ def to_html(
         title = "Time from start to end, by phase"
         times = Table(title, ("phase", "time"), rows, bars)
         rows = [
-            (m.name, m.version, m.licence, ", ".join(m.phases)) for m in provenance.models
+            (m.name, m.version, m.licence or NO_LICENCE, ", ".join(m.phases))
+            for m in provenance.models
         ]
         columns = ("model or list", "version", "licence", "used by")
         models = Table("Models and lists", columns, rows)

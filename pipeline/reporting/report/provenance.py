@@ -11,6 +11,7 @@ from importlib import metadata
 
 import yaml
 
+from pipeline.config import RunConfig
 from pipeline.models.registry import REGISTRY
 from pipeline.phases import registry
 from pipeline.phases.phase import list_model_references
@@ -18,22 +19,21 @@ from pipeline.runs.run_folder import RunFolder
 
 LIBRARIES = ("corpusmill", "pyarrow", "numpy", "ray")
 
-# Of a model that a config names by its path.
-NO_LICENCE = "not in the registry: see its source"
-
 
 @dataclass(frozen=True)
 class Model:
     """A model, tokenizer or list that a run has used.
 
     Attributes:
-        name: of the registry, or a path.
+        name: of the registry, or a path. Nothing else is known of a path but its phases.
     """
 
     name: str
-    version: str
-    licence: str
     phases: tuple[str, ...]
+    version: str = ""
+    description: str = ""
+    licence: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def read_provenance(run: RunFolder) -> Provenance:
         started=_format_time(first),
         ended=_format_time(last),
         wall_s=dict(wall_s),
-        models=tuple(_list_models(run)),
+        models=tuple(list_models(run.config)),
         stages=_list_stages(run),
         libraries=_list_libraries(),
         config=yaml.safe_dump(
@@ -89,17 +89,19 @@ def _format_time(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _list_models(run: RunFolder) -> Iterator[Model]:
+def list_models(config: RunConfig) -> Iterator[Model]:
+    """Yield the models, tokenizers and lists of a config, in the order of their use."""
     phases: dict[str, list[str]] = {}
     for phase in registry.PHASES:
-        if phase.is_enabled(run.config):
-            for name in list_model_references(phase.plan_stages(run.config)):
+        if phase.is_enabled(config):
+            for name in list_model_references(phase.plan_stages(config)):
                 phases.setdefault(name, []).append(phase.name)
-    for name, used_by in sorted(phases.items()):
-        asset = REGISTRY.get(name)
-        version = asset.version if asset else ""
-        licence = asset.licence if asset else NO_LICENCE
-        yield Model(name, version, licence, tuple(used_by))
+    for name, used_by in phases.items():
+        known: dict[str, str] = {}
+        if asset := REGISTRY.get(name):
+            fields = ("version", "description", "licence", "origin")
+            known = {field: getattr(asset, field) for field in fields}
+        yield Model(name, tuple(used_by), **known)
 
 
 def _list_stages(run: RunFolder) -> dict[str, str]:

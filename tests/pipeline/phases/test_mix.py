@@ -23,8 +23,7 @@ from pipeline.reporting.preview import preview
 from pipeline.reporting.preview.in_memory import SelectInMemory
 from pipeline.reporting.report import make_report
 from pipeline.retraction import retract
-from pipeline.retraction.apply import read_log
-from pipeline.retraction.check import find_unretracted
+from pipeline.retraction.apply import find_unretracted, read_log
 from pipeline.retraction.request import make_request
 from pipeline.runs.run_folder import RunFolder
 from shardwriter.format import Manifest, ShardIndex

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipeline.execution.engine import run
 from pipeline.phases.annotate import Annotate
 from pipeline.planning.plan import make_plan
 from pipeline.reporting.browse import build_index
-from pipeline.reporting.preview import Preview, preview, print_preview, to_json
+from pipeline.reporting.preview import Preview, preview, print_preview
 from pipeline.reporting.preview.effects import Effects
 from pipeline.reporting.preview.preview_run import NUM_EXAMPLES
 from pipeline.reporting.report import make_report
@@ -307,7 +308,7 @@ def test_terminal_and_json_show_every_part(signals: Small) -> None:
         "Nothing was written.",
     ):
         assert expected in text
-    figures = json.loads(to_json(found_preview))
+    figures = json.loads(json.dumps(asdict(found_preview)))
     assert figures["after"]["num_docs"] == found_preview.after.num_docs
     assert figures["languages"]["fr"][1]["num_docs"] == found_preview.after.num_docs
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,6 @@ from pipeline.reporting.status import (
     Status,
     print_status,
     read_status,
-    to_json,
 )
 from pipeline.runs.event_log import LOG
 from pipeline.runs.run_folder import RunFolder
@@ -193,9 +192,9 @@ def test_terminal_and_json_show_the_status(plan: RunPlan) -> None:
     (line,) = (line for line in shown.splitlines() if line.startswith("annotate"))
     assert "2 of 3" in line
     assert "tasks/" in line
-    assert {
-        phase["name"]: phase["num_done"] for phase in json.loads(to_json(found))["phases"]
-    }["annotate"] == 2
+    assert {phase["name"]: phase["num_done"] for phase in asdict(found)["phases"]}[
+        "annotate"
+    ] == 2
 
 
 def test_command_does_not_import_ray(plan: RunPlan) -> None:

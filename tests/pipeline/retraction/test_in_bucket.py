@@ -10,7 +10,7 @@ import pytest
 from pipeline.execution.engine import run as run_plan
 from pipeline.planning.plan import make_plan
 from pipeline.retraction import retract
-from pipeline.retraction.check import find_unretracted
+from pipeline.retraction.apply import find_unretracted
 from pipeline.retraction.request import make_request
 from pipeline.retraction.rewrite import rewrite
 from pipeline.runs.run_folder import RunFolder

@@ -21,8 +21,7 @@ from pipeline.reporting.export import export_run
 from pipeline.reporting.report import make_report, to_html
 from pipeline.reporting.samples import draw_samples
 from pipeline.retraction import retract
-from pipeline.retraction.apply import read_all_tombstones, read_log
-from pipeline.retraction.check import find_unretracted
+from pipeline.retraction.apply import find_unretracted, read_all_tombstones, read_log
 from pipeline.retraction.records import read_records
 from pipeline.retraction.request import make_request
 from pipeline.runs.run_folder import RunFolder

@@ -18,7 +18,7 @@ from pipeline.reporting.diff import (
     compare_runs,
     pairing,
     print_diff,
-    to_json,
+    to_value,
 )
 from pipeline.reporting.diff.pairing import (
     ABSENT,
@@ -223,7 +223,7 @@ def test_the_text_shows_causes_and_transitions(found: RunDiff) -> None:
 
 def test_json_has_every_field(found: RunDiff) -> None:
     """And the number of changed documents."""
-    value = json.loads(to_json(found))
+    value = json.loads(json.dumps(to_value(found)))
     assert value.keys() == {"num_changed", *RunDiff.__dataclass_fields__}
     assert value["num_changed"] == found.num_changed
 

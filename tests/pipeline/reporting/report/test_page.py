@@ -13,7 +13,7 @@ import pytest
 from pipeline.reporting.report import details as report_details
 from pipeline.reporting.report import make_report, make_report_page
 from pipeline.reporting.report.details import Details, read_details
-from pipeline.reporting.report.provenance import NO_LICENCE, read_provenance
+from pipeline.reporting.report.provenance import read_provenance
 from pipeline.runs.run_folder import RunFolder
 from tests.pipeline.reporting.conftest import URLS
 from tests.pipeline.reporting.pages import read_decisions
@@ -199,10 +199,12 @@ def test_a_large_run_is_read_in_part(
 
 
 def test_provenance_names_models_versions_and_config(browsed: RunFolder) -> None:
-    """A model that is a file of the user has no known licence."""
+    """A model that is a file of the user has no known licence; the page says so."""
     found = read_provenance(browsed)
     licences = {model.licence for model in found.models}
-    assert licences == {NO_LICENCE}
+    assert licences == {""}
+    html = make_report_page(browsed, make_report(browsed))
+    assert "not in the registry: see its source" in html
     assert {"annotate", "tokenize"} <= {p for m in found.models for p in m.phases}
     assert "score 1" in found.stages["select"]
     assert found.libraries.keys() >= {"corpusmill", "Python", "pyarrow"}
