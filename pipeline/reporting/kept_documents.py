@@ -18,9 +18,10 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.select import Select
 from pipeline.phases.stage_spec import StageSpec
 from pipeline.phases.tokenize import TokenizeDocuments
+from pipeline.reporting.queries import open_output, read_output
 from pipeline.retraction.retracted import read_retracted
 from pipeline.runs.run_folder import RunFolder, RunNotFound, RunSplit
-from pipeline.runs.split_output import DECISIONS, read_row_groups, read_table
+from pipeline.runs.split_output import DECISIONS, read_row_groups
 from stages.contract import with_columns
 from stages.transform.pii import Pii
 
@@ -36,8 +37,7 @@ def read_num_tokens(
     """Return the tokens of each document of a split, (n,) int64, null if it was not tokenized."""
     if not run.has_finished(TokenizeDocuments.name):
         return pa.chunked_array([pa.nulls(len(doc_ids), pa.int64())])
-    file_name = TokenizeDocuments.documents.file_name(split.key)
-    with run.folder(TokenizeDocuments.name).open(file_name) as source:
+    with open_output(run, TokenizeDocuments.documents, split.key) as source:
         index = pa.ipc.open_file(source).read_all().select(["doc_id", "num_tokens"])
         tokenized = index.column("doc_id").combine_chunks()
         positions = pc.index_in(doc_ids, value_set=tokenized)
@@ -83,8 +83,8 @@ class KeptDocuments:
         """The columns of annotate, which are the same in every input split."""
         if not self.run.splits:
             return pa.schema([])
-        name = Annotate.documents.file_name(self.run.splits[0].key)
-        with self.run.folder(Annotate.name).open(name) as file:
+        key = self.run.splits[0].key
+        with open_output(self.run, Annotate.documents, key) as file:
             return pq.read_schema(file).remove_metadata()
 
     @property
@@ -116,8 +116,7 @@ class KeptDocuments:
     ) -> Iterator[pa.Table]:
         kept = self._read_decisions(split)
         ids = kept.column("doc_id").combine_chunks()
-        folder = self.run.folder(Annotate.name)
-        source = folder.open(Annotate.documents.file_name(split.key))
+        source = open_output(self.run, Annotate.documents, split.key)
         for group in read_row_groups(source, columns, BATCH_MB):
             rows = pc.index_in(group.column("doc_id"), value_set=ids)
             documents = group.filter(pc.is_valid(rows))
@@ -129,14 +128,13 @@ class KeptDocuments:
 
     def _read_decisions(self, split: RunSplit) -> pa.Table:
         """Return the ids of the kept documents of a split, with what select adds to them."""
-        folder = self.run.folder(Select.name)
-        source = folder.open(Select.decisions.file_name(split.key))
-        decisions = read_table(source, ["doc_id", "decision", "bucket"])
+        names = ["doc_id", "decision", "bucket"]
+        decisions = read_output(self.run, Select.decisions, split.key, names)
         kept = decisions.filter(pc.equal(decisions.column("decision"), "kept"))
         is_retracted = pc.is_in(kept.column("doc_id"), pa.array(self.retracted))
         kept = kept.filter(pc.invert(is_retracted))
         if len(self._scores):
-            scores = read_table(folder.open(Select.scores.file_name(split.key)))
+            scores = read_output(self.run, Select.scores, split.key)
             rows = pc.index_in(kept.column("doc_id"), value_set=scores.column("doc_id"))
             for score in self._scores:
                 kept = kept.append_column(score, scores.column(score.name).take(rows))

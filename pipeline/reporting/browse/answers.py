@@ -23,12 +23,11 @@ from pipeline.reporting.browse.search import (
     Order,
     Search,
     count_names,
-    describe_rows,
     find_documents,
     list_page,
     parse_scores,
 )
-from pipeline.reporting.browse.texts import read_excerpts, search_texts
+from pipeline.reporting.browse.texts import describe_documents, search_texts
 from pipeline.reporting.preview.effects import Effects, compare_effects
 
 MAX_ON_PAGE = 100
@@ -138,11 +137,7 @@ def answer_documents(session: Session, parameters: Parameters) -> dict[str, Any]
         rows = list_page(index, found, order, offset, num_docs)
     answer["decisions"] = count_names(index, "decision", found)
     answer["languages"] = count_names(index, "language", found)
-    excerpts = read_excerpts(index, rows)
-    answer["documents"] = [
-        {**document, "excerpt": excerpts.get(int(document["doc_id"]))}
-        for document in describe_rows(index, rows)
-    ]
+    answer["documents"] = describe_documents(index, rows)
     return answer
 
 

@@ -29,12 +29,8 @@ def list_domains(
         offset: number of domains to pass over.
         num_domains: number of domains to return, if there are enough.
     """
-    names = [name or "" for name in index.names["source_domain"].values]
+    names, num_docs, num_kept = count_domains(index)
     decisions = [name or "" for name in index.names["decision"].values]
-    domain_of_row = index.read_numbers("source_domain")
-    is_kept = index.is_named("decision", KEPT)
-    num_docs = np.bincount(domain_of_row, minlength=len(names))
-    num_kept = np.bincount(domain_of_row[is_kept], minlength=len(names))
     part = name_part.strip().lower()
     wanted = [i for i, name in enumerate(names) if part in name and num_docs[i]]
     order = {
@@ -55,6 +51,17 @@ def list_domains(
             }
         )
     return {"num_domains": len(wanted), "domains": domains}
+
+
+def count_domains(
+    index: Index,
+) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the domains, and the documents of each that were read and kept."""
+    names = [name or "" for name in index.names["source_domain"].values]
+    domains = index.read_numbers("source_domain")
+    num_docs = np.bincount(domains, minlength=len(names))
+    is_kept = index.is_named("decision", KEPT)
+    return names, num_docs, np.bincount(domains[is_kept], minlength=len(names))
 
 
 def _count_losses(index: Index, domains: list[int]) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import Artifact
 from pipeline.phases.extract import Extract
 from pipeline.reporting.browse.index import Index
+from pipeline.reporting.browse.search import describe_rows
 from pipeline.reporting.queries import open_output
 from pipeline.runs.run_folder import RunFolder
 
@@ -90,6 +92,13 @@ def read_excerpts(index: Index, rows: NDArray[np.int64]) -> dict[int, str]:
         ids = texts.column("doc_id").to_pylist()
         excerpts.update(zip(ids, cut.to_pylist(), strict=True))
     return excerpts
+
+
+def describe_documents(index: Index, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Return documents as `describe_rows` does, with the beginnings of their texts."""
+    excerpts = read_excerpts(index, rows)
+    documents = describe_rows(index, rows)
+    return [{**one, "excerpt": excerpts.get(int(one["doc_id"]))} for one in documents]
 
 
 def read_texts(index: Index, rows: NDArray[np.int64]) -> Iterator[pa.Table]:

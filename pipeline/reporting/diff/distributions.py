@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.reporting.browse.domains import count_domains
 from pipeline.reporting.browse.histograms import (
     NUM_BINS,
     count_bins,
@@ -151,14 +152,10 @@ def _compare_domains(both: Sequence[Index]) -> list[DomainChange]:
     """Return the domains with another number of kept documents, the largest changes first."""
     numbers: dict[str, list[tuple[int, int]]] = {}
     for place, index in enumerate(both):
-        domains = index.names["source_domain"].values
-        rows = index.read_numbers("source_domain")
-        read = np.bincount(rows, minlength=len(domains)).tolist()
-        is_kept = index.is_named("decision", KEPT)
-        kept = np.bincount(rows[is_kept], minlength=len(domains)).tolist()
-        for name, *pair in zip(domains, read, kept, strict=True):
-            sides = numbers.setdefault(name or "", [(0, 0), (0, 0)])
-            sides[place] = (pair[0], pair[1])
+        names, num_docs, num_kept = count_domains(index)
+        counts = zip(num_docs.tolist(), num_kept.tolist(), strict=True)
+        for name, pair in zip(names, counts, strict=True):
+            numbers.setdefault(name, [(0, 0), (0, 0)])[place] = pair
     changes: list[DomainChange] = []
     for name, (old, new) in numbers.items():
         if old[1] != new[1]:

@@ -147,25 +147,22 @@ def _number_urls(rows: pa.Table) -> pa.Array:
     return pc.binary_join_element_wise(urls, numbers, "\n")
 
 
-def _join(tables: Sequence[pa.Table], keys: Sequence[pa.Array]) -> pa.Table:
+def _join(
+    tables: Sequence[pa.Table], keys: Sequence[pa.Array | pa.ChunkedArray]
+) -> pa.Table:
     """Return the rows of both tables; those with equal keys are one row."""
-    before, after = tables
-    before_keys, after_keys = (
-        key.combine_chunks() if isinstance(key, pa.ChunkedArray) else key for key in keys
+    before, after = (
+        table.append_column("key", key) for table, key in zip(tables, keys, strict=True)
     )
-    places = pc.index_in(before_keys, value_set=after_keys)
-    is_new = pc.invert(pc.is_in(after_keys, value_set=before_keys))
-    only_after = after.filter(is_new)
-    missing = pa.table([pa.nulls(only_after.num_rows, f.type) for f in COLUMNS], COLUMNS)
-    sides = (
-        ("before", pa.concat_tables([before, missing])),
-        ("after", pa.concat_tables([after.take(places), only_after])),
-    )
-    columns: dict[str, pa.ChunkedArray] = {}
-    for name, rows in sides:
-        for column in COLUMNS.names:
-            values = rows.column(column)
-            if column == "decision":
-                values = pc.fill_null(values, ABSENT)
-            columns[f"{column}_{name}"] = values
-    return pa.table(columns)
+    rows = before.join(
+        after,
+        "key",
+        join_type="full outer",
+        left_suffix="_before",
+        right_suffix="_after",
+        use_threads=False,
+    ).drop_columns("key")
+    for name in ("decision_before", "decision_after"):
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, name, pc.fill_null(rows.column(name), ABSENT))
+    return rows

@@ -16,10 +16,10 @@ from config_files.reader import ConfigError
 from pipeline.errors import TaskFailed
 from pipeline.phases.run_plan import RunPlan
 from pipeline.phases.select import Select
-from pipeline.phases.tokenize import TokenizeDocuments, compute_order_keys
+from pipeline.phases.tokenize import TokenizeDocuments
 from pipeline.planning.recorded_plan import load_plan
 from pipeline.reporting.browse.index import Index, Names, decode_languages, take_rows
-from pipeline.reporting.browse.search import UNKNOWN, describe_rows
+from pipeline.reporting.browse.search import UNKNOWN, Order, describe_rows, list_page
 from pipeline.reporting.browse.texts import read_excerpts
 from pipeline.reporting.changes import (
     Amount,
@@ -356,13 +356,10 @@ def _list_examples(
         dropping: the limits under which they are dropped.
         num_examples: number of documents, if there are enough.
     """
-    rows = np.flatnonzero(is_changed)
-    # The smallest keys are a uniform sample, which stays similar while a slider moves.
-    keys = compute_order_keys(index.doc_ids[rows], 0)
-    if len(rows) > num_examples:
-        smallest = np.argpartition(keys, num_examples)[:num_examples]
-        rows, keys = rows[smallest], keys[smallest]
-    chosen = rows[np.argsort(keys)]
+    found = np.zeros(index.num_docs, np.bool_)
+    found[: index.num_scored] = is_changed
+    # This sample stays similar while a slider moves.
+    chosen = list_page(index, found, Order("random", 0), 0, num_examples)
     documents = take_rows(dropping.documents, chosen)
     dropped = {row["doc_id"]: row for row in dropping.phase.decide(documents).to_pylist()}
     texts = read_excerpts(index, chosen)

@@ -26,7 +26,7 @@ from pipeline.reporting.browse.search import (
     describe_rows,
     list_page,
 )
-from pipeline.reporting.browse.texts import read_excerpts
+from pipeline.reporting.browse.texts import describe_documents
 from pipeline.reporting.explain.find import describe_other
 from pipeline.reporting.explain.trace import KEPT
 from pipeline.runs.run_folder import RunFolder
@@ -137,11 +137,7 @@ def _draw_samples(index: Index) -> dict[str, Sequence[Mapping[str, Any]]]:
     for decision in decisions[:NUM_DECISIONS]:
         found = index.is_named("decision", decision)
         rows = list_page(index, found, Order("random", SEED), 0, NUM_SAMPLES)
-        excerpts = read_excerpts(index, rows)
-        samples[decision] = [
-            {**document, "excerpt": excerpts.get(int(document["doc_id"]))}
-            for document in describe_rows(index, rows)
-        ]
+        samples[decision] = describe_documents(index, rows)
     return samples
 
 
