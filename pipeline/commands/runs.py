@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -293,7 +294,8 @@ def browse(
         )
 
         def announce(address: str) -> None:
+            # One line, so that a program can read it while the server runs.
             value = {"address": address, "num_docs": index.num_docs}
-            answer(value, lambda: console.print(address))
+            answer(json.dumps(value), lambda: console.print(address))
 
         serve(index, port, announce)

@@ -28,9 +28,13 @@ from pipeline.reporting.browse.search import (
     parse_scores,
 )
 from pipeline.reporting.browse.texts import describe_documents, search_texts
+from pipeline.reporting.drawing import draw_histogram
 from pipeline.reporting.preview.effects import Effects, compare_effects
 
 MAX_ON_PAGE = 100
+
+# The sides of the histograms, from the bottom up.
+DRAWN = ("kept", "newly_kept", "newly_dropped", "dropped")
 
 # Documents that change sides, of which the page shows a few.
 NUM_EXAMPLES = 5
@@ -188,17 +192,21 @@ def answer_effect(session: Session, parameters: Parameters) -> dict[str, Any]:
     for side in ("examples_kept", "examples_dropped"):
         for example in found[side]:
             example["doc_id"] = str(example["doc_id"])  # exceeds 2^53
+    sides = (Decided(effect.filters, effect.is_kept) for effect in (before, after))
+    bins = describe_histograms(index, score, *sides)
+    for one in bins["histograms"]:
+        one["drawing"] = asdict(
+            draw_histogram(
+                one, bins["edges"], DRAWN, is_log=bins["is_log"], is_stacked=True
+            )
+        )
     scored = np.arange(index.num_docs) < index.num_scored
     return {
         "overrides": overrides,
         "num_scored": index.num_scored,
         "scored": count_names(index, "language", scored),
         **found,
-        "histograms": describe_histograms(
-            index,
-            score,
-            *(Decided(effect.filters, effect.is_kept) for effect in (before, after)),
-        ),
+        "histograms": bins,
     }
 
 

@@ -180,7 +180,7 @@ class Effects:
         phase = SelectInMemory(plan, self.documents, counts_all=counts_all)
         try:
             phase.stage_schemas()
-        except ValueError as error:
+        except (KeyError, ValueError) as error:
             fault = f"select: {error}; the required column was not stored by this run"
             raise ConfigError([fault]) from error
         try:

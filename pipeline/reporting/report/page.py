@@ -15,9 +15,9 @@ from typing import Any
 
 from pipeline.reporting.diff import tables as diff_tables
 from pipeline.reporting.diff.comparison import RunDiff
+from pipeline.reporting.drawing import draw_histogram
 from pipeline.reporting.explain.text import format_values
 from pipeline.reporting.report.details import Details, read_details
-from pipeline.reporting.report.histogram import draw_histogram
 from pipeline.reporting.report.provenance import Provenance, read_provenance
 from pipeline.reporting.report.summary import Report, describe_reason
 from pipeline.reporting.report.tables import list_document_tables, list_other_tables

@@ -8,6 +8,7 @@ import {
   element,
   formatLimit,
   formatNumber,
+  makeTable,
   replaceChildren,
 } from "./dom.js";
 
@@ -70,42 +71,14 @@ function describeDecision(decided) {
 }
 
 function listRules(rules) {
-  const rows = rules.map((rule) =>
-    element(
-      "tr",
-      { class: rule.is_broken ? "broken" : null },
-      element("td", {}, rule.is_broken ? "breaks" : "passes"),
-      element("td", {}, rule.reason),
-      element("td", { class: "number" }, formatNumber(rule.value)),
-      element("td", { class: "number" }, formatNumber(rule.limit)),
-      element("td", {}, crawled(rule.detail)),
-    ),
-  );
-  return scrolled(
-    "Rules",
-    element(
-      "table",
-      {},
-      head(["", "rule", "value", "limit", ""], [2, 3]),
-      element("tbody", {}, rows),
-    ),
-  );
-}
-
-function head(names, numbers = []) {
-  const cells = names.map((name, place) =>
-    element("th", { scope: "col", class: numbers.includes(place) ? "number" : null }, name),
-  );
-  return element("thead", {}, element("tr", {}, cells));
-}
-
-// A table that is wider than the window is scrolled, by the keyboard too.
-function scrolled(label, table) {
-  return element(
-    "div",
-    { class: "scrolled", tabindex: "0", role: "region", "aria-label": label },
-    table,
-  );
+  const number = { class: "number" };
+  const rows = rules.map((rule) => {
+    const verdict = rule.is_broken ? "breaks" : "passes";
+    const numbers = [formatNumber(rule.value), formatNumber(rule.limit)];
+    const row = [verdict, rule.reason, ...numbers, crawled(rule.detail)];
+    return Object.assign(row, { attributes: { class: rule.is_broken ? "broken" : null } });
+  });
+  return makeTable("Rules", ["", "rule", ["value", number], ["limit", number], ""], rows);
 }
 
 function describeOther(other) {

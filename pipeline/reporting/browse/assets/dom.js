@@ -42,6 +42,29 @@ export function count(number, plural) {
   return `${formatNumber(number)} ${noun}`;
 }
 
+// A table that is wider than the window is scrolled, by the keyboard too. A column is a head, or
+// [head, attributes]; the attributes of a row are in its property `attributes`.
+export function makeTable(label, columns, rows) {
+  const heads = columns.map((column) => (Array.isArray(column) ? column : [column, {}]));
+  const head = heads.map(([content, attributes]) =>
+    element("th", { scope: "col", ...attributes }, content),
+  );
+  const body = rows.map((row) => {
+    const cells = row.map((cell, place) => element("td", { class: heads[place][1].class }, cell));
+    return element("tr", row.attributes ?? {}, cells);
+  });
+  return element(
+    "div",
+    { class: "scrolled", tabindex: "0", role: "region", "aria-label": label },
+    element(
+      "table",
+      {},
+      element("thead", {}, element("tr", {}, head)),
+      element("tbody", {}, body),
+    ),
+  );
+}
+
 export function badge(decision, isKept) {
   return element("span", { class: `badge ${isKept ? "kept" : "dropped"}` }, decision);
 }

@@ -7,6 +7,7 @@ import {
   element,
   formatNumber,
   formatShare,
+  makeTable,
   replaceChildren,
 } from "./dom.js";
 
@@ -50,16 +51,7 @@ function showTable(run, parameters, answer) {
   const last = offset + answer.domains.length;
   return [
     element("p", { role: "status" }, count(answer.num_domains, "domains")),
-    element(
-      "div",
-      { class: "scrolled", tabindex: "0", role: "region", "aria-label": "Domains" },
-      element(
-        "table",
-        {},
-        makeHead(parameters),
-        element("tbody", {}, answer.domains.map(makeRow)),
-      ),
-    ),
+    makeTable("Domains", makeHead(parameters), answer.domains.map(makeRow)),
     element(
       "nav",
       { class: "pager", "aria-label": "Pages" },
@@ -73,50 +65,33 @@ function showTable(run, parameters, answer) {
 
 function makeHead(parameters) {
   const order = parameters.get("order") ?? "num_docs";
-  const cells = COLUMNS.map(([key, label]) =>
-    element(
-      "th",
-      {
-        scope: "col",
-        class: key === "name" ? null : "number",
-        "aria-sort": key === order ? (key === "name" ? "ascending" : "descending") : null,
-      },
-      link(parameters, { order: key, offset: 0 }, label),
-    ),
-  );
-  const reasons = element("th", { scope: "col" }, "Lost mostly to");
-  return element("thead", {}, element("tr", {}, cells, reasons));
+  const heads = COLUMNS.map(([key, label]) => {
+    const direction = key === "name" ? "ascending" : "descending";
+    const attributes = {
+      class: key === "name" ? null : "number",
+      "aria-sort": key === order ? direction : null,
+    };
+    return [link(parameters, { order: key, offset: 0 }, label), attributes];
+  });
+  return [...heads, "Lost mostly to"];
 }
 
 function makeRow(domain) {
-  const numLost = domain.num_docs - domain.num_kept;
-  return element(
-    "tr",
-    {},
-    element("td", {}, documentsOf(domain, {}, crawled(domain.name || "(no domain)"))),
-    element("td", { class: "number" }, formatNumber(domain.num_docs)),
-    element(
-      "td",
-      { class: "number" },
-      documentsOf(domain, { decision: "kept" }, formatNumber(domain.num_kept)),
-      element("meter", {
-        min: 0,
-        max: domain.num_docs,
-        value: domain.num_kept,
-        title: `${formatShare(domain.num_kept, domain.num_docs)} kept`,
-      }),
-    ),
-    element(
-      "td",
-      { class: "number" },
-      documentsOf(domain, { decision: "dropped" }, formatNumber(numLost)),
-    ),
-    element(
-      "td",
-      {},
-      element("div", { class: "reasons" }, domain.reasons.map((lost) => describe(domain, lost))),
-    ),
-  );
+  const { num_docs: numDocs, num_kept: numKept } = domain;
+  const meter = element("meter", {
+    min: 0,
+    max: numDocs,
+    value: numKept,
+    title: `${formatShare(numKept, numDocs)} kept`,
+  });
+  const reasons = domain.reasons.map((lost) => describe(domain, lost));
+  return [
+    documentsOf(domain, {}, crawled(domain.name || "(no domain)")),
+    formatNumber(numDocs),
+    [documentsOf(domain, { decision: "kept" }, formatNumber(numKept)), meter],
+    documentsOf(domain, { decision: "dropped" }, formatNumber(numDocs - numKept)),
+    element("div", { class: "reasons" }, reasons),
+  ];
 }
 
 function describe(domain, { reason, num_docs }) {

@@ -9,9 +9,10 @@ import {
   formatLimit,
   formatNumber,
   formatShare,
+  makeTable,
   replaceChildren,
 } from "./dom.js";
-import { drawHistogram, makeLegend } from "./histogram.js";
+import { makeLegend, showHistogram } from "./histogram.js";
 import { makeLimits } from "./limits.js";
 
 export async function showScores(view, { run, parameters }) {
@@ -129,7 +130,7 @@ function showEffect(results, answer) {
     element(
       "div",
       { class: "histograms" },
-      answer.histograms.histograms.map((one) => drawHistogram(one, answer.histograms)),
+      answer.histograms.histograms.map((one) => showHistogram(one, answer.histograms.edges)),
     ),
     isChanged && showExamples("Newly kept", answer.newly_kept, answer.examples_kept),
     isChanged && showExamples("Newly dropped", answer.newly_dropped, answer.examples_dropped),
@@ -211,28 +212,12 @@ function showExample(found) {
 function showTable(name, rows, isChanged, numOthers) {
   const names = [name, ...(numOthers ? ["scored"] : []), numOthers ? "kept" : "dropped"];
   if (isChanged) names.push("before", "change");
-  const head = names.map((label, place) =>
-    element("th", { scope: "col", class: place ? "number" : null }, label),
-  );
-  const body = Object.entries(rows).map(([label, numbers]) => {
+  const columns = names.map((label, place) => [label, { class: place ? "number" : null }]);
+  const shown = Object.entries(rows).map(([label, numbers]) => {
     const [before, after] = numbers.slice(numOthers);
-    const shown = [...numbers.slice(0, numOthers), after].map(formatNumber);
-    if (isChanged) shown.push(formatNumber(before), sign(after - before));
-    return element(
-      "tr",
-      {},
-      element("td", {}, label),
-      shown.map((text) => element("td", { class: "number" }, text)),
-    );
+    const cells = [...numbers.slice(0, numOthers), after].map(formatNumber);
+    if (isChanged) cells.push(formatNumber(before), sign(after - before));
+    return [label, ...cells];
   });
-  return element(
-    "div",
-    { class: "scrolled", tabindex: "0", role: "region", "aria-label": `By ${name}` },
-    element(
-      "table",
-      {},
-      element("thead", {}, element("tr", {}, head)),
-      element("tbody", {}, body),
-    ),
-  );
+  return makeTable(`By ${name}`, columns, shown);
 }

@@ -37,12 +37,14 @@ class Drawing:
         label: what it shows, in words.
         paths: class and outline of each shape, the lowest one first.
         texts: the labels of the axis and of the lines.
+        edges: the places of the edges of the bins.
     """
 
     view_box: str
     label: str
     paths: Sequence[tuple[str, str]]
     texts: Sequence[Text]
+    edges: Sequence[float]
 
 
 def draw_histogram(
@@ -56,7 +58,8 @@ def draw_histogram(
     """Return the shapes of a histogram.
 
     Args:
-        histogram: `language`, `num_docs`, the counts of each side by bin, and `lines`.
+        histogram: `language`, `num_docs`, the counts of each side by bin, and `lines`, whose value
+            `before` is drawn too if it differs.
         edges: of the bins.
         sides: names of the counts, from the bottom up. They are also the classes of the bars.
         is_log: whether the axis is logarithmic.
@@ -64,21 +67,26 @@ def draw_histogram(
     """
     scale = _make_scale(edges, is_log)
     counts = [histogram[side] for side in sides]
-    outlines = _draw_bars(counts, [scale(edge) for edge in edges], is_stacked)
+    places = [round(scale(edge), 1) for edge in edges]
+    outlines = _draw_bars(counts, places, is_stacked)
     paths = [(side, path) for side, path in zip(sides, outlines, strict=True) if path]
     paths.append(("axis", f"M0 {HEIGHT - BOTTOM:g}H{WIDTH:g}"))
     texts = list(_label_axis(edges, is_log, scale))
     documents = format_count(histogram["num_docs"], "document")
     labels = [f"{histogram['language'] or 'all languages'}: {documents}"]
-    for place, line in enumerate(histogram["lines"]):
+    for number, line in enumerate(histogram["lines"]):
         # Labels of neighbours are in two rows.
-        bottom, x = 9 + place % 2 * LABEL_ROW, scale(line["value"])
+        bottom, x = 9 + number % 2 * LABEL_ROW, scale(line["value"])
         anchor = "end" if x > WIDTH / 2 else "start"
         label = f"{line['label']} {format_number(line['value'])}"
-        paths.append(("limit", f"M{x:.1f} {bottom + 2:g}V{HEIGHT - BOTTOM:g}"))
+        end = f"{bottom + 2:g}V{HEIGHT - BOTTOM:g}"
+        before = line.get("before")
+        if before is not None and before != line["value"]:
+            paths.append(("limit before", f"M{scale(before):.1f} {end}"))
+        paths.append(("limit", f"M{x:.1f} {end}"))
         texts.append(Text(f"{x:.1f}", f"{bottom:g}", anchor, label))
         labels.append(label)
-    return Drawing(f"0 0 {WIDTH:g} {HEIGHT:g}", ", ".join(labels), paths, texts)
+    return Drawing(f"0 0 {WIDTH:g} {HEIGHT:g}", ", ".join(labels), paths, texts, places)
 
 
 def format_number(value: float) -> str:
