@@ -15,7 +15,7 @@ from pipeline.phases.registry import DECIDING_PHASES
 from pipeline.reporting.browse.index import Index
 from pipeline.reporting.browse.search import describe_rows
 from pipeline.reporting.explain import DocumentTrace, explain
-from pipeline.reporting.explain.trace import KEPT, OtherDocument, RepeatedSpan
+from pipeline.reporting.explain.trace import KEPT, OtherDocument
 
 # Lines and documents beyond these numbers are counted, not shown.
 MAX_LINES = 2_000
@@ -32,27 +32,33 @@ def describe_document(index: Index, doc_id: int) -> dict[str, Any]:
     """
     (trace,) = explain(index.run, str(doc_id))
     lines = list(_mark_lines(trace))
+    decision = trace.decision
+    if trace.retraction is not None:
+        decision += f", retracted {trace.retraction.recorded_at}"
+    annotated = trace.rows.get((Annotate.name, "documents")) or {}
+    scores = {name: annotated.get(name) for name in index.score_names}
     return {
         "doc_id": str(trace.doc_id),
         "url": trace.url,
-        "decision": _describe_decision(trace),
+        "decision": decision,
         "is_kept": trace.decision == KEPT and trace.retraction is None,
         "source": _describe_source(trace),
-        "scores": _list_scores(index, trace),
+        "scores": {name: value for name, value in scores.items() if value is not None},
         "lines": lines[:MAX_LINES],
         "num_lines": len(lines),
-        "repeated": [_describe_span(span) for span in trace.repeated[:MAX_SPANS]],
+        "repeated": [
+            {
+                "text": span.text[:MAX_LINE_CHARS],
+                "num_words": span.num_words,
+                "first": _describe_other(span.first),
+            }
+            for span in trace.repeated[:MAX_SPANS]
+        ],
         "num_repeated": len(trace.repeated),
         "decisions": list(_list_decisions(trace)),
         "location": asdict(trace.location) if trace.location else None,
         "cluster": _describe_cluster(index, trace),
     }
-
-
-def _describe_decision(trace: DocumentTrace) -> str:
-    if trace.retraction is None:
-        return trace.decision
-    return f"{trace.decision}, retracted {trace.retraction.recorded_at}"
 
 
 def _describe_source(trace: DocumentTrace) -> dict[str, Any]:
@@ -61,16 +67,6 @@ def _describe_source(trace: DocumentTrace) -> dict[str, Any]:
     if source["warc_file"] is not None:
         source["place"] = describe_place(source["warc_file"], source["warc_offset"])
     return source
-
-
-def _list_scores(index: Index, trace: DocumentTrace) -> dict[str, float]:
-    annotated = trace.rows.get((Annotate.name, "documents")) or {}
-    scores: dict[str, float] = {}
-    for name in index.score_names:
-        value = annotated.get(name)
-        if value is not None:
-            scores[name] = value
-    return scores
 
 
 def _mark_lines(trace: DocumentTrace) -> Iterator[dict[str, Any]]:
@@ -97,26 +93,17 @@ def _mark_lines(trace: DocumentTrace) -> Iterator[dict[str, Any]]:
             mark = "rule"
         elif left is not None and number not in left:
             mark = "span"
-        other = copies.get(line) if mark == "duplicate" else None
         yield {
             "mark": mark,
             "text": line[:MAX_LINE_CHARS],
             "is_cut": len(line) > MAX_LINE_CHARS,
-            "also_in": _describe_other(other) if other else None,
+            "also_in": _describe_other(copies.get(line) if mark == "duplicate" else None),
         }
 
 
-def _describe_span(span: RepeatedSpan) -> dict[str, Any]:
-    return {
-        "text": span.text[:MAX_LINE_CHARS],
-        "num_words": span.num_words,
-        "first": _describe_other(span.first) if span.first else None,
-    }
-
-
-def _describe_other(other: OtherDocument) -> dict[str, Any]:
+def _describe_other(other: OtherDocument | None) -> dict[str, Any] | None:
     """Return another document; a document of a previous run cannot be opened from here."""
-    return {**asdict(other), "doc_id": str(other.doc_id)}
+    return {**asdict(other), "doc_id": str(other.doc_id)} if other else None
 
 
 def _list_decisions(trace: DocumentTrace) -> Iterator[dict[str, Any]]:
@@ -126,12 +113,11 @@ def _list_decisions(trace: DocumentTrace) -> Iterator[dict[str, Any]]:
         report = trace.rules.get(phase.name)
         if row is None and report is None:
             continue
-        other = trace.representatives.get(phase.name)
         names = ("decision", "value", "limit", "detail", "bucket")
         yield {
             "phase": phase.name,
             **{name: row.get(name) if row else None for name in names},
-            "representative": _describe_other(other) if other else None,
+            "representative": _describe_other(trace.representatives.get(phase.name)),
             "rules": [asdict(check) for check in report.checks] if report else [],
             "error": report.error if report else "",
             "bucket_ends": report.bucket_ends if report else None,

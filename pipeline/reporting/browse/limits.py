@@ -65,20 +65,30 @@ class Line:
 
 def list_limits(config: RunConfig, score_names: Collection[str]) -> list[Limit]:
     """Return the limits of the sections of select that are on, of stored scores only."""
-    limits = [
-        *_list_language_limits(config),
-        *_list_perplexity_limits(config),
-        *_list_classifiers_limits(config),
-    ]
-    limits += [*_list_quality_limits(config), *_list_score_limits(config)]
-    return [limit for limit in limits if limit.score in score_names]
+    return [limit for limit in _list_limits(config) if limit.score in score_names]
 
 
-def _list_language_limits(config: RunConfig) -> Iterator[Limit]:
-    if config.select.language is not None:
-        for suffix, value in _split_by_language(config.select.language.min_score):
+def _list_limits(config: RunConfig) -> Iterator[Limit]:
+    select = config.select
+    if select.language is not None:
+        for suffix, value in _split_by_language(select.language.min_score):
             key = f"select.language.min_score{suffix}"
             yield Limit(key, "language_score", value, (0, 1))
+    # Percentiles of models and of files were chosen when these were made.
+    if select.perplexity is not None and select.perplexity.cutoffs == "run":
+        for place, percent in enumerate(select.perplexity.percentiles):
+            key = f"{PERCENTILES}.{place}"
+            yield Limit(key, "perplexity", percent, (1, 99), is_whole=True)
+    for name, chosen in select.classifiers.limits.items() if select.classifiers else ():
+        key, score = f"select.classifiers.{name}", score_column(name)
+        yield Limit(f"{key}.keep_top", score, chosen.keep_top, (0.01, 1), True)
+        yield Limit(f"{key}.min", score, chosen.min, None, True)
+        yield Limit(f"{key}.max", score, chosen.max, None, True)
+    yield from _list_quality_limits(config)
+    if select.score is not None:
+        key, name = "select.score", QUALITY_SCORE.name
+        yield Limit(f"{key}.keep_top", name, select.score.keep_top, (0.01, 1), True)
+        yield Limit(f"{key}.min", name, select.score.min, (0, 1), True)
 
 
 def _split_by_language(value: Any) -> Iterator[tuple[str, float | None]]:
@@ -88,25 +98,6 @@ def _split_by_language(value: Any) -> Iterator[tuple[str, float | None]]:
             yield f".{language}", limit
     else:
         yield "", value
-
-
-def _list_perplexity_limits(config: RunConfig) -> Iterator[Limit]:
-    settings = config.select.perplexity
-    # Percentiles of models and of files were chosen when these were made.
-    if settings is not None and settings.cutoffs == "run":
-        for place, percent in enumerate(settings.percentiles):
-            key = f"{PERCENTILES}.{place}"
-            yield Limit(key, "perplexity", percent, (1, 99), is_whole=True)
-
-
-def _list_classifiers_limits(config: RunConfig) -> Iterator[Limit]:
-    if config.select.classifiers is None:
-        return
-    for name, chosen in config.select.classifiers.limits.items():
-        key, score = f"select.classifiers.{name}", score_column(name)
-        yield Limit(f"{key}.keep_top", score, chosen.keep_top, (0.01, 1), True)
-        yield Limit(f"{key}.min", score, chosen.min, None, True)
-        yield Limit(f"{key}.max", score, chosen.max, None, True)
 
 
 def _list_quality_limits(config: RunConfig) -> Iterator[Limit]:
@@ -126,14 +117,6 @@ def _list_quality_limits(config: RunConfig) -> Iterator[Limit]:
         for suffix, limit in _split_by_language(value):
             key = f"select.quality.{rule.limit}{suffix}"
             yield Limit(key, rule.signal, limit, bounds, True, is_whole)
-
-
-def _list_score_limits(config: RunConfig) -> Iterator[Limit]:
-    chosen = config.select.score
-    if chosen is not None:
-        name = QUALITY_SCORE.name
-        yield Limit("select.score.keep_top", name, chosen.keep_top, (0.01, 1), True)
-        yield Limit("select.score.min", name, chosen.min, (0, 1), True)
 
 
 def list_overrides(limits: Sequence[Limit], changes: Mapping[str, str]) -> list[str]:

@@ -147,7 +147,11 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunDiff:
     return RunDiff(
         before=str(before.run_dir),
         after=str(after.run_dir),
-        config=_compare_configs(before, after),
+        config={
+            key: pair
+            for key, pair in list_changes(before.recorded_config, after.recorded_config)
+            if not key.startswith(UNCOMPARED)
+        },
         stages=dict(list_changes(_list_versions(before), _list_versions(after))),
         phases=tuple(_list_other_phases(before, after)),
         cuts=tuple(cut for cut in cuts if cut.before != cut.after),
@@ -168,11 +172,6 @@ def compare_runs(before: RunFolder, after: RunFolder) -> RunDiff:
 def _list_versions(run: RunFolder) -> dict[str, Mapping[str, int]]:
     """Return phase -> stage -> version. Phases without stages have none, as those of old runs."""
     return {phase: stages for phase, stages in run.stage_versions.items() if stages}
-
-
-def _compare_configs(before: RunFolder, after: RunFolder) -> dict[str, tuple[Any, Any]]:
-    changes = list_changes(before.recorded_config, after.recorded_config)
-    return {key: pair for key, pair in changes if not key.startswith(UNCOMPARED)}
 
 
 def _list_other_phases(before: RunFolder, after: RunFolder) -> Iterable[str]:

@@ -47,8 +47,15 @@ def check_rules(
     score = None
     if QUALITY_SCORE.name in rows.column_names:
         score = rows.column(QUALITY_SCORE.name)[0].as_py()
-    parts = _explain_score(stages, rows)
-    return RuleReport(checks, _find_bucket_ends(stages, rows), parts, score)
+    bucket_ends: tuple[float, float] | None = None
+    parts: tuple[ScorePart, ...] = ()
+    for stage in (spec.opened() for spec in stages):
+        if isinstance(stage, PerplexityFilter):
+            ends = stage.cutoffs.get(rows.column("language")[0].as_py())
+            bucket_ends = (ends[0], ends[1]) if ends else None
+        elif isinstance(stage, Score):
+            parts = tuple(stage.explain(rows))
+    return RuleReport(checks, bucket_ends, parts, score)
 
 
 def _list_stages(run: RunFolder, phase: str) -> list[StageSpec]:
@@ -57,14 +64,13 @@ def _list_stages(run: RunFolder, phase: str) -> list[StageSpec]:
     if phase == Select.name:
         specs = Select(plan).stage_specs()
     else:
-        # Stages that add columns have run before the document was stored.
-        specs = [spec for spec in plan.phase(phase).stages if _only_filters(spec)]
+        # Stages that add columns, or load a model, have run before the document was stored.
+        specs = [
+            spec
+            for spec in plan.phase(phase).stages
+            if not spec.stage.adds.names and not spec.stage.required_files(spec.settings)
+        ]
     return [spec for spec in specs if spec.stage.reasons]
-
-
-def _only_filters(spec: StageSpec) -> bool:
-    """Return whether a stage neither adds columns nor loads a model."""
-    return not spec.stage.adds.names and not spec.stage.required_files(spec.settings)
 
 
 def _read_document(
@@ -94,27 +100,3 @@ def _read_check(result: RuleResult) -> RuleCheck:
 def _read_first(values: Any) -> Any:
     """Return the first value of a column; other values are returned unchanged."""
     return values[0].as_py() if isinstance(values, pa.Array | pa.ChunkedArray) else values
-
-
-def _find_bucket_ends(
-    stages: list[StageSpec], rows: pa.Table
-) -> tuple[float, float] | None:
-    """Return the perplexities at which the buckets of the document's language end."""
-    for spec in stages:
-        if spec.stage is PerplexityFilter:
-            stage = spec.opened()
-            assert isinstance(stage, PerplexityFilter)
-            ends = stage.cutoffs.get(rows.column("language")[0].as_py())
-            if ends:
-                return ends[0], ends[1]
-    return None
-
-
-def _explain_score(stages: list[StageSpec], rows: pa.Table) -> tuple[ScorePart, ...]:
-    """Return the parts of the document's quality score."""
-    for spec in stages:
-        if spec.stage is Score:
-            stage = spec.opened()
-            assert isinstance(stage, Score)
-            return tuple(stage.explain(rows))
-    return ()

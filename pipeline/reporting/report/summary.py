@@ -120,10 +120,15 @@ def make_report(run: RunFolder) -> Report:
     Raises:
         DocumentCountError: a phase read another number of documents than the phase before it kept.
     """
-    summaries = {name: _read_summary(run, name) for name in registry.list_phase_names()}
     counts: dict[str, Counter[str]] = {}
-    for name, summary in summaries.items():
-        counts[name] = Counter(summary.get("counters", {}).get("counts", {}))
+    num_shards = 0
+    for name in registry.list_phase_names():
+        counts[name] = Counter()
+        if run.has_finished(name):
+            summary = run.folder(name).summary()
+            counts[name].update(summary["counters"]["counts"])
+            if name == WriteShards.name:
+                num_shards = summary["task_ids"]
     reasons: Counter[str] = Counter()
     for phase in registry.PHASES:
         # Only phases with stages drop documents; dedup phases record what a later stage drops.
@@ -145,10 +150,14 @@ def make_report(run: RunFolder) -> Report:
         buckets=take_family(select, "bucket."),
         language_tokens=sort_by_number(take_family(tokenize, "language_tokens.")),
         num_tokens=tokenize["tokens"] + tokenize["extra_tokens"],
-        num_shards=summaries[WriteShards.name].get("task_ids", 0),
+        num_shards=num_shards,
         seconds=_sum_seconds(run),
         counters=_add_declared(run, counts),
-        cuts=_read_cuts(run),
+        cuts=(
+            Select.read_cuts(run.folder(Select.name))
+            if run.has_finished(Select.name)
+            else ()
+        ),
         retractions=list_retractions(run),
         mix=make_mix_report(run.config, counts),
     )
@@ -262,17 +271,6 @@ def take_largest_cuts(cuts: Iterable[RunLimit]) -> list[RunLimit]:
 def take_slowest(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return the steps that took most worker seconds."""
     return sorted(seconds.items(), key=lambda item: -item[1])[:NUM_SHOWN]
-
-
-def _read_summary(run: RunFolder, phase: str) -> dict[str, Any]:
-    return run.folder(phase).summary() if run.has_finished(phase) else {}
-
-
-def _read_cuts(run: RunFolder) -> tuple[RunLimit, ...]:
-    """Return the limits that select has set; none before it has finished."""
-    if not run.has_finished(Select.name):
-        return ()
-    return Select.read_cuts(run.folder(Select.name))
 
 
 def _add_declared(run: RunFolder, counts: Counts) -> dict[str, dict[str, int]]:
