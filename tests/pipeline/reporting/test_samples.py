@@ -62,6 +62,9 @@ def test_language_domain_and_scores_are_filters(found: RunFolder) -> None:
     assert len(french) == 2
     everything = draw_samples(found, Search(domain="example.org"), 99, seed=0)
     assert len(everything) == len(read_decisions(found))
+    assert draw_samples(found, Search(domain="org"), 99, seed=0) == everything
+    by_stage = draw_samples(found, Search(decision="language"), 99, seed=0)
+    assert {sample.decision for sample in by_stage} == {"language.not_wanted"}
     scored = Search(scores=parse_scores(["language_score=0:"]))
     assert all(sample.text for sample in draw_samples(found, scored, 99, seed=0))
 
