@@ -125,11 +125,17 @@ def list_retractions(run: RunFolder) -> tuple[RetractionEntry, ...]:
 
 def read_all_tombstones(dataset: Store, log: RetractionLog) -> NDArray[np.uint64]:
     """Return the (D, 4) tombstones of all entries of a log."""
-    tables = [np.zeros((0, 4), np.uint64)]
+    empty = np.zeros((0, 4), np.uint64)
+    return np.concatenate([empty, *read_tombstone_tables(dataset, log)])
+
+
+def read_tombstone_tables(
+    dataset: Store, log: RetractionLog
+) -> Iterator[NDArray[np.uint64]]:
+    """Yield the (D, 4) tombstones of each entry of a log."""
     for entry in log.entries:
         content = dataset.read_bytes(entry.tombstones)
-        tables.append(read_tombstones(content, entry, dataset.locate(entry.tombstones)))
-    return np.concatenate(tables)
+        yield read_tombstones(content, entry, dataset.locate(entry.tombstones))
 
 
 def find_tombstones(

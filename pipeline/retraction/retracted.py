@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.retraction.apply import get_own_ids, read_log
+from pipeline.retraction.apply import get_own_ids, read_log, read_tombstone_tables
 from pipeline.retraction.records import RequestRecord, list_doc_ids, read_records
 from pipeline.runs.run_folder import RunFolder
-from shardwriter.format import MANIFEST_FILE, read_tombstones
+from shardwriter.format import MANIFEST_FILE
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +33,6 @@ class Retracted:
         if place == len(self.ids) or self.ids[place] != doc_id:
             return None
         return self.records[int(self.numbers[place])]
-
-    def leave_out(self, documents: pa.Table) -> pa.Table:
-        """Return the rows of a table with the column doc_id that are not retracted."""
-        if not len(self.ids):
-            return documents
-        ids = documents.column("doc_id").to_numpy()
-        return documents.filter(pa.array(~np.isin(ids, self.ids)))
 
 
 def read_retracted(run: RunFolder) -> Retracted:
@@ -67,9 +59,6 @@ def _read_ids_of_dataset(run: RunFolder) -> dict[str, NDArray[np.uint64]]:
     dataset = run.dataset
     if not dataset.exists(MANIFEST_FILE):
         return {}
-    found: dict[str, NDArray[np.uint64]] = {}
-    for entry in read_log(dataset).entries:
-        content = dataset.read_bytes(entry.tombstones)
-        table = read_tombstones(content, entry, dataset.locate(entry.tombstones))
-        found[entry.request_sha256] = get_own_ids(table[:, 1])
-    return found
+    log = read_log(dataset)
+    tables = zip(log.entries, read_tombstone_tables(dataset, log), strict=True)
+    return {entry.request_sha256: get_own_ids(table[:, 1]) for entry, table in tables}

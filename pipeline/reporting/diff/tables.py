@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.reporting.changes import cut_languages, describe_settings, format_limit
+from pipeline.reporting.changes import (
+    NUM_LANGUAGES,
+    cut_languages,
+    describe_settings,
+    format_limit,
+)
 from pipeline.reporting.diff.comparison import Example, RunDiff
 from pipeline.reporting.explain.text import format_values
 from pipeline.reporting.tables import Table, format_change, print_tables
 from terminal_output import format_count
 from terminal_output.console import SafeConsole
 
-# Rows of each table on the terminal; `--json` has all of them.
-NUM_ROWS = 12
+# Rows of each table on the terminal; `--json` has all of them. The last language is the sum of the others.
+NUM_ROWS = NUM_LANGUAGES + 1
 NUM_EXAMPLE_ROWS = 6
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -261,16 +261,6 @@ def take_largest(
     if others:
         rows.append((f"{len(others)} more", sum(counts.get(name, 0) for name in others)))
     return rows
-
-
-def take_largest_cuts(cuts: Iterable[RunLimit]) -> list[RunLimit]:
-    """Return the limits of the languages with most documents."""
-    return sorted(cuts, key=lambda cut: -cut.num_scored)[:NUM_SHOWN]
-
-
-def take_slowest(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return the steps that took most worker seconds."""
-    return sorted(seconds.items(), key=lambda item: -item[1])[:NUM_SHOWN]
 
 
 def _add_declared(run: RunFolder, counts: Counts) -> dict[str, dict[str, int]]:

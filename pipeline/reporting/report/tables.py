@@ -13,8 +13,6 @@ from pipeline.reporting.report.summary import (
     describe_reason,
     list_stage_counters,
     take_largest,
-    take_largest_cuts,
-    take_slowest,
 )
 from pipeline.reporting.tables import Table, print_tables
 from terminal_output import format_count
@@ -67,7 +65,7 @@ def list_other_tables(report: Report) -> Iterator[Table]:
     title = f"Quarantined: {report.quarantined_share:.2%} of {report.num_records:,} records"
     columns = ("cause", "records", "share", "meaning")
     yield _count(title, columns, report.quarantine, lambda cause: CAUSES.get(cause, ""))
-    slowest = take_slowest(report.seconds)
+    slowest = sorted(report.seconds.items(), key=lambda item: -item[1])[:NUM_SHOWN]
     rows = [(step, f"{seconds:,.1f}") for step, seconds in slowest]
     columns = ("step", "seconds")
     yield Table("Worker seconds, by step", columns, rows, _list_numbers(slowest))
@@ -145,7 +143,7 @@ def _make_bins_table(mix: MixReport) -> Table:
 
 
 def _make_cuts_table(report: Report) -> Table:
-    largest = take_largest_cuts(report.cuts)
+    largest = sorted(report.cuts, key=lambda cut: -cut.num_scored)[:NUM_SHOWN]
     rows = [
         (cut.setting, cut.language, f"{cut.limit:.4g}", f"{cut.num_scored:,}")
         for cut in largest
