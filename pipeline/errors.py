@@ -3,7 +3,8 @@
     Exception
     ├── PipelineError              the message is all that a user needs; the command line prints no traceback
     │   ├── RunAborted             exit code 1: the run stopped; committed tasks stay done, the same command resumes
-    │   │   └── EngineLost         exit code 1: processes that run the tasks died
+    │   │   ├── EngineLost         exit code 1: processes that run the tasks died
+    │   │   └── pipeline.runs.run_lock.HeldByAnother    exit code 1: another process works in the run folder
     │   └── TaskFailed             one task failed; the other tasks go on, then the run stops with RunAborted
     └── (defined elsewhere)
         ├── config_files.reader.ConfigError            exit code 2: wrong config or wrong use

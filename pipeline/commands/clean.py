@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.terminal import FAILED, RunAddress, answer, console, fail
+from pipeline.terminal import RunAddress, answer, console
 from terminal_output import format_command, format_count
 
 if TYPE_CHECKING:
@@ -62,17 +62,13 @@ def clean(
     """
     from pipeline.execution import clean as cleaning
     from pipeline.runs.run_folder import RunFolder
-    from pipeline.runs.run_lock import HeldByAnother
 
     found = RunFolder.open(run)
     removals = [] if restore else cleaning.list_removals(found, keep.value)
-    try:
-        if restore:
-            cleaning.restore(found)
-        elif yes:
-            cleaning.clean(found, keep.value)
-    except HeldByAnother as error:
-        fail(str(error), FAILED)
+    if restore:
+        cleaning.restore(found)
+    elif yes:
+        cleaning.clean(found, keep.value)
 
     def show() -> None:
         if restore:

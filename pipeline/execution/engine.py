@@ -30,7 +30,7 @@ from pipeline.planning.recorded_plan import record_plan
 from pipeline.retraction import apply_requests
 from pipeline.runs.event_log import open_log
 from pipeline.runs.removed_outputs import REMOVED
-from pipeline.runs.run_lock import HeldByAnother, RunLock, hold, identify_machine
+from pipeline.runs.run_lock import RunLock, hold, identify_machine
 from pipeline.runs.verified_file import Damage, DamagedOutput
 from stages.contract import Counters
 from storage.local import DISK_FULL
@@ -302,9 +302,4 @@ def _hold_run_lock(plan: RunPlan) -> Generator[RunLock]:
             raise RunAborted(
                 f"the run folder {plan.run_dir} cannot be written: {error}; set run_dir or --run-dir"
             ) from error
-        except HeldByAnother as error:
-            raise RunAborted(str(error)) from error
-        try:
-            yield run_lock
-        except HeldByAnother as error:
-            raise RunAborted(str(error)) from error
+        yield run_lock

@@ -6,13 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pipeline.errors import RunAborted
 from pipeline.retraction.apply import apply_requests, read_log
 from pipeline.retraction.documents import FoundDocuments, find_documents
 from pipeline.retraction.records import RequestRecord, read_records, store_record
 from pipeline.retraction.request import Request
 from pipeline.runs.run_folder import RunFolder
-from pipeline.runs.run_lock import HeldByAnother, hold
+from pipeline.runs.run_lock import hold
 from shardwriter.format import MANIFEST_FILE, RetractionEntry
 
 
@@ -74,18 +73,15 @@ def retract(
         is_dry_run: write nothing.
 
     Raises:
-        RunAborted: another process works in the run folder.
+        HeldByAnother: another process works in the run folder.
         FormatError, DamagedOutput: a file of the dataset or of the run is damaged.
     """
     if is_dry_run:
         record = _make_record(run, request, reason, requested_by)
         digest = _read_digest(run)
         return Retraction(record, find_documents(run, request), (), True, digest, digest)
-    try:
-        with hold(run.run_dir):
-            return _retract(run, _make_record(run, request, reason, requested_by))
-    except HeldByAnother as error:
-        raise RunAborted(str(error)) from error
+    with hold(run.run_dir):
+        return _retract(run, _make_record(run, request, reason, requested_by))
 
 
 def _make_record(

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import RunAborted
 from pipeline.retraction.apply import (
     apply_requests,
     read_all_tombstones,
@@ -24,7 +23,7 @@ from pipeline.retraction.apply import (
 )
 from pipeline.retraction.purge import purge_texts
 from pipeline.runs.run_folder import RunFolder, RunNotFound
-from pipeline.runs.run_lock import HeldByAnother, hold
+from pipeline.runs.run_lock import hold
 from shardwriter.format import (
     MANIFEST_FILE,
     REFETCH,
@@ -56,7 +55,7 @@ def rewrite(run: RunFolder) -> Rewritten:
 
     Raises:
         RunNotFound: the run has no dataset yet.
-        RunAborted: another process works in the run folder.
+        HeldByAnother: another process works in the run folder.
         ShardCorrupt: a shard is damaged.
         DamagedOutput: another file is damaged.
     """
@@ -64,13 +63,10 @@ def rewrite(run: RunFolder) -> Rewritten:
         raise RunNotFound(
             f"{run.run_dir}: there is no dataset yet; run the config to its end"
         )
-    try:
-        with hold(run.run_dir):
-            apply_requests(run)
-            shards = _rewrite_shards(run)
-            return Rewritten(tuple(shards), purge_texts(run))
-    except HeldByAnother as error:
-        raise RunAborted(str(error)) from error
+    with hold(run.run_dir):
+        apply_requests(run)
+        shards = _rewrite_shards(run)
+        return Rewritten(tuple(shards), purge_texts(run))
 
 
 def _rewrite_shards(run: RunFolder) -> list[int]:

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import filelock
 from pydantic import Field, TypeAdapter
 
+from pipeline.errors import RunAborted
 from pipeline.runs.done_records import to_json
 from storage import Store
 from storage.errors import DamagedFile
@@ -52,7 +53,7 @@ class _Holder(JsonObject):
 _HOLDER = TypeAdapter(_Holder)
 
 
-class HeldByAnother(Exception):
+class HeldByAnother(RunAborted):
     """Another process holds the run lock."""
 
 
