@@ -114,9 +114,16 @@ def connected_engine(ray_of_session: SharedRay) -> Iterator[ConnectedEngine]:
 
 
 @pytest.fixture
-def ray_engine(connected_engine: ConnectedEngine, shared_ray: SharedRay) -> ConnectedEngine:
+def ray_engine(
+    connected_engine: ConnectedEngine,
+    shared_ray: SharedRay,
+    request: pytest.FixtureRequest,
+) -> Iterator[ConnectedEngine]:
     """The engine of the session; `use` gives it the settings of a plan."""
-    return connected_engine
+    num_failed = request.session.testsfailed
+    yield connected_engine
+    if request.session.testsfailed > num_failed:
+        connected_engine.leave()  # ends the tasks that a failed test has left
 
 
 @pytest.hookimpl(wrapper=True)
@@ -213,6 +220,14 @@ def wet_file(tmp_path: Path) -> Path:
         )
     )
     return path
+
+
+@pytest.fixture
+def umask() -> Iterator[int]:
+    """A umask for one test: neither Ray's private 077 nor the usual 022."""
+    before = os.umask(0o027)
+    yield 0o027
+    os.umask(before)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,21 +27,10 @@ from tests.pipeline.conftest import run_until
 
 pytestmark = pytest.mark.models
 
-# Neither Ray's private 077 nor the usual 022.
-UMASK = 0o027
-
 PARTITIONED = {"paragraph_dedup": paragraph_dedup, "fuzzy_candidates": hash_phase}
 
 # Phases with files or segments per partition of these.
 BY_PARTITION = {"fuzzy_ngrams", "fuzzy_clusters"}
-
-
-@pytest.fixture
-def umask() -> Iterator[int]:
-    """A umask for one test."""
-    before = os.umask(UMASK)
-    yield UMASK
-    os.umask(before)
 
 
 def test_batches_of_any_size_give_the_same_bytes(chain: Chain, reference_run: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from shardwriter import Documents, build_manifest, write_shard
 from shardwriter.format import MANIFEST_FILE, Count, ShardEntry, TokenizerEntry
+from tests.conftest import REPOSITORY
 
 END = 0
 
@@ -99,3 +100,9 @@ def dataset(
     )
     (tmp_path / MANIFEST_FILE).write_bytes(manifest.dumps())
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def page() -> str:
+    """Return docs/data-format.md."""
+    return (REPOSITORY / "docs" / "data-format.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from tests.training.rank_processes import run_world
 from training.anomaly_guard import AnomalyGuard
 from training.config import ModelConfig, TrainConfig
 from training.model.decoder import Decoder, init_parameter
+
+if TYPE_CHECKING:
+    from training.trainer import TrainResult
 
 VOCAB_SIZE = 250
 
@@ -121,20 +124,26 @@ def decide(guard: AnomalyGuard, loss: float, norm: float, step: int) -> bool:
     return is_bad
 
 
-def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
-    """Train several runs one after another, as one rank."""
+def train_here(config: TrainConfig) -> TrainResult:
+    """Train in this process, as one rank, from the newest checkpoint."""
     from training.parallel import distributed
     from training.trainer import train
 
+    timeout_s, dump_dir = config.advanced.start_timeout_s, Path(config.run_dir) / "hang"
+    return train(
+        config,
+        distributed.init_distributed(
+            config.parallel, timeout_s=timeout_s, dump_dir=dump_dir
+        ),
+    )
+
+
+def train_each(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Train several runs one after another, as one rank."""
+    from training.parallel import distributed
+
     for settings in runs:
-        config = TrainConfig.model_validate(settings)
-        timeout_s, dump_dir = config.advanced.start_timeout_s, Path(config.run_dir) / "hang"
-        train(
-            config,
-            distributed.init_distributed(
-                config.parallel, timeout_s=timeout_s, dump_dir=dump_dir
-            ),
-        )
+        train_here(TrainConfig.model_validate(settings))
     distributed.shutdown_distributed()
 
 

@@ -31,6 +31,7 @@ from tests.training.conftest import (
     read_log,
     train_all,
     train_each,
+    train_here,
     write_language,
     write_shards,
 )
@@ -41,20 +42,11 @@ from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointFailed, IncompatibleConfig, TrainingStopped
 from training.model.decoder import Decoder
 from training.parallel import distributed
+from training.model.initialization import init_parameters
 from training.parallel.optimizer import compute_learning_rate
-from training.trainer import TrainResult, stop_on_signals, train
+from training.trainer import stop_on_signals
 
 STEPS = 6
-
-
-def train_here(config: TrainConfig) -> TrainResult:
-    """Train in this process, as a single rank."""
-    return train(
-        config,
-        distributed.init_distributed(
-            config.parallel, timeout_s=600, dump_dir=Path(config.run_dir)
-        ),
-    )
 
 
 def read_weights(run_dir: Path, config: TrainConfig) -> dict[str, np.ndarray[Any, Any]]:

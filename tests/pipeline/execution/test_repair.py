@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,9 @@ from pipeline.phases.phase import Phase
 from pipeline.phases.run_plan import RunPlan
 from pipeline.runs.done_records import dump_record
 from pipeline.runs.phase_folder import DAMAGED, read_digests
+from pipeline.runs.run_folder import RunFolder
 from tests.connected_engine import ConnectedEngine
+from tests.faults.runs.small_run import hash_outputs
 from tests.pipeline.conftest import Small
 
 
@@ -45,18 +46,6 @@ def flip(path: Path) -> None:
 def find_file(plan: RunPlan, phase: str, suffix: str) -> Path:
     """Return the first output of a phase with that suffix."""
     return next(iter(sorted(plan.folder(phase).path("").glob(f"*{suffix}"))))
-
-
-def hash_outputs(plan: RunPlan) -> dict[str, str]:
-    """Return the SHA-256 of every output and record of every phase."""
-    digests: dict[str, str] = {}
-    for phase in plan.phases:
-        root = plan.folder(phase.name).path("")
-        for path in root.rglob("*"):
-            relative = path.relative_to(root.parent)
-            if path.is_file() and DAMAGED not in relative.parts:
-                digests[str(relative)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return digests
 
 
 def list_damaged(events: Sequence[Event]) -> list[tuple[str, str]]:
@@ -90,14 +79,12 @@ def test_a_damaged_output_is_made_again_in_the_same_run(small: Small) -> None:
     assert list_tasks(events, "annotate") == [key]
     aside = plan.folder("extract").path(DAMAGED) / f"{key}.documents.parquet"
     assert aside.read_bytes() == damaged[0]
-    assert hash_outputs(plan) == expected
+    assert hash_outputs(RunFolder.open(plan.run_dir)) == expected
 
 
 def hash_outputs_of_whole_run(small: Small) -> dict[str, str]:
     """Return the digests of a run to which nothing happened."""
-    plan = small.plan("whole")
-    list(run(plan))
-    return hash_outputs(plan)
+    return hash_outputs(small.run("whole")[0])
 
 
 def test_parents_that_are_damaged_too_are_made_again_first(small: Small) -> None:
@@ -122,7 +109,7 @@ def test_parents_that_are_damaged_too_are_made_again_first(small: Small) -> None
 
     events = list(run(plan, Saboteur(plan, "write_shards", act)))
     assert {phase for phase, _ in list_damaged(events)} == {phase for phase, _ in files}
-    assert hash_outputs(plan) == expected
+    assert hash_outputs(RunFolder.open(plan.run_dir)) == expected
 
 
 def test_a_missing_done_record_is_made_again(small: Small) -> None:
@@ -204,14 +191,14 @@ def test_a_wrong_digest_in_a_record_is_corrected(small: Small) -> None:
         read_digests.cache_clear()  # as in another process
 
     list(run(plan, Saboteur(plan, "annotate", act)))
-    assert hash_outputs(plan) == expected
+    assert hash_outputs(RunFolder.open(plan.run_dir)) == expected
 
 
 def test_a_damaged_file_of_a_previous_run_is_noted_there(small: Small) -> None:
     """The run names it and ends; the config of the previous run makes it again."""
     before = small.plan("before")
     list(run(before))
-    expected = hash_outputs(before)
+    expected = hash_outputs(RunFolder.open(before.run_dir))
     flip(find_file(before, "extract", ".distinct_hashes.arrow"))
     later = {"previous_runs": [before.config.run_dir]}
     message = r"hashes\.arrow: .* belongs to the previous run .*/before: run the config of that run"
@@ -219,7 +206,7 @@ def test_a_damaged_file_of_a_previous_run_is_noted_there(small: Small) -> None:
         small.run("later", **later)
     events = list(run(small.plan("before")))
     assert [phase for phase, _ in list_damaged(events)] == ["extract"]
-    assert hash_outputs(before) == expected
+    assert hash_outputs(RunFolder.open(before.run_dir)) == expected
     assert list_damaged(list(run(small.plan("before")))) == []
     _, events = small.run("later", **later)
     assert list_damaged(events) == []
@@ -243,4 +230,4 @@ def test_a_damaged_output_is_made_again_on_ray(
     assert list_damaged(events) == [("tokenize", path.name)]
     assert list_tasks(events, "tokenize") == [key]
     assert (plan.folder("tokenize").path(DAMAGED) / path.name).read_bytes() == damaged
-    assert hash_outputs(plan) == expected
+    assert hash_outputs(RunFolder.open(plan.run_dir)) == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import re
 import signal
@@ -32,7 +31,7 @@ from storage.object_store import ObjectStore
 from storage.retries import requests
 from tests.conftest import REPOSITORY
 from tests.connected_engine import ConnectedEngine
-from tests.faults.runs.small_run import run_command, start_driver
+from tests.faults.runs.small_run import hash_outputs, run_command, start_driver
 from tests.loader.faults import FaultProxy
 from tests.pipeline.conftest import run_until
 from tests.pipeline.sample_crawl.invented import make_crawl
@@ -90,18 +89,6 @@ def on_disk(tree: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> R
     return RunFolder.open(plan.run_dir)
 
 
-def outputs(found: RunFolder) -> dict[str, str]:
-    """Return the digests of all files of all phases, with records and summaries."""
-    files: dict[str, str] = {}
-    for phase in found.folders:
-        root = found.folder(phase).root
-        for folder in (root, root.child("done")):
-            for name in folder.list_names():
-                digest = hashlib.sha256(folder.read_bytes(name)).hexdigest()
-                files[f"{phase}/{folder.name}/{name}"] = digest
-    return files
-
-
 def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
     bucket_store: ObjectStore, config: Callable[..., RunConfig], on_disk: RunFolder
 ) -> None:
@@ -109,8 +96,8 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_on_a_disk(
     before = requests.copy()
     list(run(make_plan(config(bucket_store))))
     sent = requests.copy() - before
-    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
-    assert len(outputs(on_disk)) > 60
+    assert hash_outputs(RunFolder.open(str(bucket_store))) == hash_outputs(on_disk)
+    assert len(hash_outputs(on_disk)) > 60
     # whether a phase is complete, and its parent
     assert sent["head"] <= 2 * len(registry.PHASES) + 4
     again = requests.copy()
@@ -132,8 +119,8 @@ def test_a_run_on_ray_in_a_bucket_has_the_same_bytes(
     """Its workers are other processes with their own connections."""
     plan = make_plan(config(bucket_store, engine={"kind": "ray"}))
     list(run_until(plan, "annotate", ray_engine.use(plan)))
-    found = outputs(RunFolder.open(str(bucket_store)))
-    assert found.items() <= outputs(on_disk).items()
+    found = hash_outputs(RunFolder.open(str(bucket_store)))
+    assert found.items() <= hash_outputs(on_disk).items()
     assert any(name.startswith("annotate/done/") for name in found)
 
 
@@ -159,7 +146,7 @@ def test_a_run_with_cut_connections_has_the_same_bytes(
     finally:
         proxy.close()
     assert requests["retries"] - before >= 16
-    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
+    assert hash_outputs(RunFolder.open(str(bucket_store))) == hash_outputs(on_disk)
 
 
 def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
@@ -203,7 +190,7 @@ def test_a_run_that_was_killed_is_resumed_with_the_same_bytes(
     ]
     phases = [each.name for each in registry.list_enabled(config(bucket_store))]
     assert (complete, len(done)) == (phases[: phases.index("annotate")], 3)
-    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
+    assert hash_outputs(RunFolder.open(str(bucket_store))) == hash_outputs(on_disk)
 
 
 # webdataset leaves shards open
@@ -279,7 +266,7 @@ def test_a_damaged_output_in_a_bucket_is_made_again(
     damaged = [event for event in events if isinstance(event, OutputDamaged)]
     assert [(each.phase, Path(each.file).name) for each in damaged] == [("tokenize", name)]
     assert tokenized.child(DAMAGED).read_bytes(name) == content
-    assert outputs(RunFolder.open(str(bucket_store))) == outputs(on_disk)
+    assert hash_outputs(RunFolder.open(str(bucket_store))) == hash_outputs(on_disk)
 
 
 def test_the_loader_follows_the_link_to_the_dataset(

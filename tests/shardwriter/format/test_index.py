@@ -37,12 +37,6 @@ def index(write: Write, tokenizer: TokenizerEntry, worked_example: Documents) ->
     return write(worked_example, tokenizer, sample_tokens=5)[1]
 
 
-@pytest.fixture(scope="session")
-def page() -> str:
-    """Return docs/data-format.md."""
-    return (REPOSITORY / "docs" / "data-format.md").read_text(encoding="utf-8")
-
-
 def test_the_page_shows_the_bytes_of_the_index(page: str, index: bytes) -> None:
     """The worked example of docs/data-format.md is the index that the writer makes."""
     (dump,) = re.findall(r"```hex\n(.*?)```", page, flags=re.DOTALL)

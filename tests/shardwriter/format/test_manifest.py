@@ -19,15 +19,8 @@ from shardwriter.format import (
     ShardEntry,
     TokenizerEntry,
 )
-from tests.conftest import REPOSITORY
 
 Write = Callable[..., tuple[bytes, bytes, ShardEntry]]
-
-
-@pytest.fixture(scope="session")
-def page() -> str:
-    """Return docs/data-format.md."""
-    return (REPOSITORY / "docs" / "data-format.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_the_bytes_of_the_manifest(

@@ -17,12 +17,17 @@ from tests.training.checkpoint.saved import (
     make_tensors,
     restore,
 )
-from tests.training.conftest import losses, make_config, make_settings, read_log, train_all
+from tests.training.conftest import (
+    losses,
+    make_config,
+    make_settings,
+    read_log,
+    train_all,
+    train_here,
+)
 from training.checkpoint.marker import MARKER
 from training.cli import app
 from training.errors import CheckpointDamaged
-from training.parallel import distributed
-from training.trainer import train
 
 
 def keys(server: Seaweed, prefix: str) -> list[str]:
@@ -50,10 +55,7 @@ def test_an_empty_disk_resumes_from_the_object_store(
     config = make_config(
         tmp_path / "run", language, steps=5, checkpoint=checkpoint, optimizer=data
     )
-    ended = train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    ended = train_here(config)
     assert ended.step == 5
     assert [line["step"] for line in read_log(tmp_path / "run")] == [4, 5]
     assert losses(tmp_path / "run")[0] < expected[0]
@@ -65,16 +67,10 @@ def test_an_incomplete_upload_is_ignored(
     """Without its marker the previous checkpoint is used."""
     checkpoint = {"every_steps": 1, "keep_last": 2, "upload": f"s3://{BUCKET}/cut-short"}
     config = make_config(tmp_path / "run", language, steps=2, checkpoint=checkpoint)
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    train_here(config)
     seaweed_in_environment.store("cut-short").delete([f"step-00000002/{MARKER}"])
     shutil.rmtree(tmp_path / "run")
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    train_here(config)
     assert [line["step"] for line in read_log(tmp_path / "run")] == [2]
 
 

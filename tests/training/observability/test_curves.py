@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from terminal_output import format_command
-from tests.training.conftest import make_config
+from tests.training.conftest import make_config, train_here
 from training.errors import IncompatibleConfig
 from training.observability.curves import (
     make_report,
     read_log,
     write_report,
 )
-from training.parallel import distributed
-from training.trainer import train
 
 
 def make_points(num_steps: int, **figures: Any) -> list[dict[str, Any]]:
@@ -33,10 +31,7 @@ def test_a_finished_run_says_where_its_results_are(
     """Checkpoint, curves and the next command; the curves exist."""
     caplog.set_level(logging.INFO, logger="training")
     config = make_config(tmp_path / "run", language, steps=2)
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    train_here(config)
     message = caplog.messages[-1]
     assert message.startswith(f"{tmp_path / 'run'}: 2 of 2 steps\n")
     assert re.search(r"run: 2 steps, [\d.]+ [kM] parameters, 1 rank,", caplog.messages[0])

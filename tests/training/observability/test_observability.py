@@ -27,16 +27,14 @@ from tests.prometheus import (
     run_prometheus,
 )
 from tests.sockets import find_free_ports
-from tests.training.conftest import make_config, read_log
+from tests.training.conftest import make_config, read_log, train_here
 from training.config import ObservabilityConfig
 from training.errors import IncompatibleConfig
 from training.observability.console import configure_logging
 from training.observability.metrics_log import MetricsLog
 from training.observability.profiling import ScheduledGC, read_memory_peaks
 from training.observability.step_figures import StepTimer
-from training.parallel import distributed
 from training.planning.gpus import find_peak_flops
-from training.trainer import train
 
 
 def test_figures_are_written_to_the_log_tensorboard_and_terminal(
@@ -58,10 +56,7 @@ def test_figures_are_written_to_the_log_tensorboard_and_terminal(
         steps=3,
         observability={"every_steps": 1, "tensorboard": True},
     )
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    train_here(config)
     lines = read_log(tmp_path / "run")
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
@@ -121,10 +116,7 @@ def test_weights_and_biases_gets_the_figures_without_a_network(
     monkeypatch.setenv("WANDB_SILENT", "true")
     watching = {"every_steps": 1, "tensorboard": False, "wandb": "corpus"}
     config = make_config(tmp_path / "run", language, steps=2, observability=watching)
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    train_here(config)
     (written,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     # A process of W&B writes the file, and may do so after `finish`.
     deadline = time.monotonic() + 300
@@ -139,10 +131,7 @@ def test_a_trace_holds_the_steps_asked_for(language: Path, tmp_path: Path) -> No
     """The Chrome trace of a rank has exactly the configured steps, also the last one of a run."""
     watching = {"every_steps": 1, "tensorboard": False, "profile_steps": [2, 3]}
     config = make_config(tmp_path / "run", language, steps=3, observability=watching)
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    train_here(config)
     trace = json.loads(
         gzip.decompress((tmp_path / "run" / "profile" / "rank-00000.json.gz").read_bytes())
     )
@@ -181,10 +170,7 @@ def test_each_report_has_the_time_of_its_steps(language: Path, tmp_path: Path) -
     """Figures are read a step late, but that of the last step at once."""
     watching = {"every_steps": 1, "tensorboard": False}
     config = make_config(tmp_path / "run", language, steps=6, observability=watching)
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-    )
+    train_here(config)
     text = (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8")
     steps_s = [json.loads(line)["step_s"] for line in text.splitlines()]
     # The last report once came a millisecond after the one before.
@@ -292,10 +278,7 @@ def test_every_panel_of_training_shows_a_real_run(
     start = time.time()
     with run_prometheus(port, tmp_path / "prometheus", every_s=1) as prometheus:
         training_log.addHandler(WaitForPrometheus(prometheus))
-        train(
-            config,
-            distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=tmp_path),
-        )
+        train_here(config)
         seen = Watched(prometheus, "tiny", start, time.time())
         assert {title for title, _ in seen.empty("training")} <= {
             "GPU memory, peak since the previous report"
@@ -318,9 +301,4 @@ def test_a_taken_port_is_refused(language: Path, tmp_path: Path) -> None:
             IncompatibleConfig,
             match=rf"rank 0 cannot serve Prometheus on 127.0.0.1:{port} .*another port",
         ):
-            train(
-                config,
-                distributed.init_distributed(
-                    config.parallel, timeout_s=600, dump_dir=tmp_path
-                ),
-            )
+            train_here(config)

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.training.conftest import losses, make_config, make_settings, read_log, train_all
+from tests.training.conftest import (
+    losses,
+    make_config,
+    make_settings,
+    read_log,
+    train_all,
+    train_here,
+)
 from training.config import TrainConfig
-from training.parallel import distributed
-from training.trainer import train
 
 STEPS = 4
 
@@ -47,16 +52,6 @@ def make_run(run_dir: Path, language: Path, parallel: dict[str, Any]) -> dict[st
     return make_settings(run_dir, language, **changes)
 
 
-def train_alone(settings: dict[str, Any]) -> None:
-    """Train in this process, as a single rank, from the newest checkpoint."""
-    config = TrainConfig.model_validate(settings)
-    run_dir = Path(config.run_dir)
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=run_dir),
-    )
-
-
 def read_validation(run_dir: Path) -> float:
     """Return the validation loss at the end."""
     return next(
@@ -70,7 +65,7 @@ def read_validation(run_dir: Path) -> float:
 def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the run of one process."""
     run_dir = tmp_path_factory.mktemp("reference")
-    train_alone(make_run(run_dir, language, {"strategy": "ddp"}))
+    train_here(TrainConfig.model_validate(make_run(run_dir, language, {"strategy": "ddp"})))
     found = losses(run_dir)
     assert found[-1] < found[0] - 0.3
     return run_dir
@@ -98,7 +93,11 @@ def test_every_layout_has_the_losses_of_one_process(
     runs = [make_run(tmp_path / name, language, MODES[num_ranks][name]) for name in names]
     runs.append({**runs[-1], "run_dir": str(tmp_path / "resumed"), "steps": 2})
     train_all(num_ranks, runs, tmp_path)
-    train_alone(make_run(tmp_path / "resumed", language, {"strategy": "ddp"}))
+    train_here(
+        TrainConfig.model_validate(
+            make_run(tmp_path / "resumed", language, {"strategy": "ddp"})
+        )
+    )
     for name in (*names, "resumed"):
         run_dir = tmp_path / name
         assert losses(run_dir) == pytest.approx(losses(reference), rel=1e-5), name

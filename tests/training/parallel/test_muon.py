@@ -17,6 +17,7 @@ from tests.training.conftest import (
     make_settings,
     train_all,
     train_each,
+    train_here,
 )
 from training.build import build_model
 from training.config import TrainConfig
@@ -24,7 +25,6 @@ from training.errors import IncompatibleConfig
 from training.parallel import distributed
 from training.parallel.muon import Muon, orthogonalize
 from training.parallel.optimizer import Optimizer
-from training.trainer import train
 
 MUON = {
     "algorithm": "muon",
@@ -88,10 +88,7 @@ def train_alone(run_dir: Path, language: Path) -> list[float]:
         optimizer=MUON,
         data={"micro_batch_rows": 12},
     )
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=run_dir),
-    )
+    train_here(config)
     return losses(run_dir)
 
 

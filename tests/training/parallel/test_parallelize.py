@@ -10,12 +10,18 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.training.conftest import losses, make_config, make_settings, read_log, train_all
+from tests.training.conftest import (
+    losses,
+    make_config,
+    make_settings,
+    read_log,
+    train_all,
+    train_here,
+)
 from training.config import ParallelConfig
 from training.errors import IncompatibleConfig
 from training.parallel import distributed, parallelize
 from training.parallel.activation_offload import ActivationOffload
-from training.trainer import train
 
 MODES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
@@ -78,10 +84,7 @@ def reference(language: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     config = make_config(
         run_dir, language, parallel={"strategy": "ddp"}, data={"micro_batch_rows": 12}
     )
-    train(
-        config,
-        distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=run_dir),
-    )
+    train_here(config)
     found = losses(run_dir)
     assert found[-1] < found[0] - 0.3, (
         "four steps must teach something, or nothing is compared here"
@@ -170,10 +173,7 @@ def test_compiled_blocks_learn_the_same_and_are_compiled_once(
             model=model,
             data=data,
         )
-        train(
-            config,
-            distributed.init_distributed(config.parallel, timeout_s=600, dump_dir=run_dir),
-        )
+        train_here(config)
         found.append(losses(run_dir))
     assert found[1] == pytest.approx(found[0], rel=1e-5)
     assert counter.frame_count == 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +14,6 @@ from pipeline.phases.annotate import Annotate
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from storage.local import read_umask
 from tests.pipeline.conftest import Small
-
-# Neither Ray's private 077 nor the usual 022.
-UMASK = 0o027
-
-
-@pytest.fixture
-def umask() -> Iterator[int]:
-    """A umask for one test."""
-    before = os.umask(UMASK)
-    yield UMASK
-    os.umask(before)
 
 
 def test_operators_are_named_after_the_phase_and_its_stages(small: Small) -> None:
