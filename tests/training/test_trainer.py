@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from training.model.initialization import init_parameters
 
 from loader import TokenLoader
 from loader.packed.pack import pack_dataset
@@ -41,8 +42,6 @@ from training.checkpoint.marker import MARKER, list_complete_checkpoints
 from training.config import OptimizerConfig, TrainConfig
 from training.errors import CheckpointFailed, IncompatibleConfig, TrainingStopped
 from training.model.decoder import Decoder
-from training.parallel import distributed
-from training.model.initialization import init_parameters
 from training.parallel.optimizer import compute_learning_rate
 from training.trainer import stop_on_signals
 
