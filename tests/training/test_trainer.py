@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training.model.initialization import init_parameters
 
 from loader import TokenLoader
 from loader.packed.pack import pack_dataset
