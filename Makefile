@@ -19,7 +19,7 @@ TRAINER_TESTS ?= tests/training tests/benchmarks/test_training.py tests/benchmar
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo held-out watch test test-torch-lowest gpu-bundle quick check docs bench bench-peers test-heavy test-faults clean
+.PHONY: help demo held-out watch test test-torch-lowest gpu-bundle quick lint check docs bench bench-peers test-heavy test-faults clean
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -60,12 +60,14 @@ gpu-bundle: $(VENV)/bin/uv ## Collect the packages of the GPU suite for a machin
 		-r benchmarks/training/gpu-bundle.txt
 	du -sh .gpu-bundle
 
-check: $(VENV)/test.stamp ## Lint, types, import rules, links, the site, retired words, known vulnerabilities: what CI runs beside the tests
+lint: $(VENV)/test.stamp ## Lint, types, known vulnerabilities: what CI runs beside the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_words.py
 	$(BIN)/python -m tests.dependency_audit
+
+check: lint ## The same, and the tests of import rules, links, the site and retired words
+	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py tests/test_words.py
 
 docs: $(VENV)/docs.stamp ## Build the documentation as a web site in build/site; every link is checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
