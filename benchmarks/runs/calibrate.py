@@ -75,7 +75,7 @@ def run_partitions_again(run_folder: RunFolder) -> None:
     """Run the tasks of all hash partitions twice more, and add them to the event log. The outputs do not change."""
     plan = load_plan(run_folder)
     with open_log(run_folder.run_dir) as add:
-        for phase_class in registry.PHASES:
+        for phase_class in registry.list_enabled(plan.config):
             if phase_class.task_kind != "partitions":
                 continue
             phase = phase_class(plan)

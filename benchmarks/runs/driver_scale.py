@@ -115,7 +115,7 @@ def simulate(num_splits: int, folder: Path) -> Measured:
     plan: RunPlan = stopwatch.measure("plan", lambda: make_plan(config))
     plan.run_dir.make_folder()
     stopwatch.measure("write run.json", lambda: record_plan(plan))
-    for phase_class in registry.PHASES:
+    for phase_class in registry.list_enabled(plan.config):
         for name, action in list_actions(phase_class(plan), seeds):
             stopwatch.measure(name, action)
     stopwatch.measure("report", lambda: report.make_report(RunFolder.open(plan.run_dir)))

@@ -18,7 +18,6 @@ from pydantic import Field, TypeAdapter
 
 from pipeline.models import registry as model_registry
 from pipeline.runs.done_records import to_json
-from storage.errors import DamagedFile
 from storage.json_schema import OpenJsonObject, Sha256, parse_json
 from storage.local import put_file
 
@@ -89,12 +88,19 @@ def _read_memory() -> dict[str, Any]:
         )
     except FileNotFoundError:
         return {}
-    except DamagedFile as error:
+    except OSError as error:  # damaged, or not readable
         log.warning("%s", error)
         return {}
 
 
 def _write_memory(entries: dict[str, Any]) -> None:
+    """Store the digests of the files that still exist."""
     path = _locate_memory()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    put_file(path, to_json(entries))
+    present = {file: entry for file, entry in entries.items() if Path(file).exists()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put_file(path, to_json(present))
+    except OSError as error:
+        log.warning(
+            "%s cannot be written: %s; the next run reads new files again", path, error
+        )

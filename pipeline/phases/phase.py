@@ -166,7 +166,7 @@ class Phase(ABC):
 
     @abstractmethod
     def task_ids(self) -> list[str]:
-        """Return the ids of all tasks, in order. Call it when the parents are complete."""
+        """Return the ids of all tasks, in order. Call it when the phase is on and its parents are complete."""
 
     @final
     def measure_task(self, task_id: str) -> float:
@@ -219,9 +219,7 @@ class SplitPhase(Phase):
     schema: ClassVar[pa.Schema]  # of the tables that `read` yields
 
     def task_ids(self) -> list[str]:
-        """Return the keys of the input splits; none where the phase is off."""
-        if not self.is_enabled(self.config):
-            return []
+        """Return the keys of the input splits."""
         return [split.key for split in self.plan.splits]
 
     def stage_specs(self) -> tuple[StageSpec, ...]:

@@ -61,6 +61,10 @@ BYTES_READ_AHEAD = 5
 # Memory of a task per token of the shard that it writes.
 BYTES_PER_TOKEN = 16
 
+# Tokens of a shard in one split below which it costs more to open the split's files again for the
+# next shard than to keep its tokens in scratch.
+MIN_TOKENS_PER_READ = 2**16
+
 # Groups of shards per slot, at least, so that the slots end at about the same time.
 GROUPS_PER_SLOT = 4
 
@@ -84,12 +88,18 @@ class WriteShards(PartitionPhase):
     def count_group_tasks(
         cls, config: RunConfig, num_splits: int, num_tasks: int, num_slots: int
     ) -> int:
-        """Return as many shards as memory holds, if enough groups remain for the slots; more if MAX_READS requires it."""
+        """Return as many shards as memory holds, or MIN_TOKENS_PER_READ requires, if enough groups remain for the slots.
+
+        More if MAX_READS requires it.
+        """
+        shard_tokens = config.write_shards.shard_tokens
         for_slots = num_tasks // (GROUPS_PER_SLOT * max(1, num_slots))
+        for_reads = MIN_TOKENS_PER_READ * num_splits // shard_tokens
         max_groups = max(1, MAX_READS // max(1, num_splits))
-        shard_bytes = BYTES_READ_AHEAD * config.write_shards.shard_tokens
-        on_disk = min(math.ceil(num_tasks / max_groups), MAX_SCRATCH_BYTES // shard_bytes)
-        return max(1, min(cls.count_held(config), for_slots), on_disk)
+        max_held = MAX_SCRATCH_BYTES // (BYTES_READ_AHEAD * shard_tokens)
+        on_disk = min(math.ceil(num_tasks / max_groups), max_held)
+        wanted = max(cls.count_held(config), min(for_reads, max_held))
+        return max(1, min(wanted, for_slots), on_disk)
 
     @classmethod
     def count_held(cls, config: RunConfig) -> int:

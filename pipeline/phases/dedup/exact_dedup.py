@@ -150,8 +150,6 @@ class ExactDedup(FindingPhase):
 
     def finish(self) -> None:
         """Join the copies of each split."""
-        if self.config.exact_dedup is None:
-            return
         super().finish()
         counters = Counters()
         with self.folder.commit(self.copies.name) as output:

@@ -43,7 +43,7 @@ class FuzzyClusters(PartitionPhase):
     forest = Artifact("forest.arrow", FOREST, last_use="run", has_segments=True)
 
     def task_ids(self) -> list[str]:
-        """Return the names of the partitions; none where the phase is off."""
+        """Return the names of the partitions."""
         if self.folder.is_complete():
             return name_partitions(self.folder.summary()["task_ids"])
         return FuzzyCandidates(self.plan).task_ids()

@@ -62,9 +62,7 @@ class FuzzyDedup(PartitionPhase):
     near_duplicates = MergedArtifact("near_duplicates.arrow", NEAR_DUPLICATES)
 
     def task_ids(self) -> list[str]:
-        """Return a name per group of batches of clusters; none where the phase is off."""
-        if self.config.fuzzy_dedup is None:
-            return []
+        """Return a name per group of batches of clusters."""
         return list(FuzzyMerge(self.plan).batches_of_tasks)
 
     def run(self, task_id: str) -> None:
@@ -107,8 +105,6 @@ class FuzzyDedup(PartitionPhase):
 
     def finish(self) -> None:
         """Sort the documents to drop into the splits, some splits at a time."""
-        if self.config.fuzzy_dedup is None:
-            return
         with self.folder.commit(self.near_duplicates.name) as output:
             path = output.path(self.near_duplicates.file_name)
             with pa.ipc.new_file(path, NEAR_DUPLICATES) as file:

@@ -48,9 +48,8 @@ class SplitHashes(PartitionPhase):
     depends_on_all_splits = False
 
     def task_ids(self) -> list[str]:
-        """Return the keys of the splits; none where the phase is off."""
-        is_enabled = self.is_enabled(self.config)
-        return [split.key for split in self.plan.splits] if is_enabled else []
+        """Return the keys of the splits."""
+        return [split.key for split in self.plan.splits]
 
 
 class HashPhase(PartitionPhase):
@@ -66,9 +65,8 @@ class HashPhase(PartitionPhase):
     bytes_per_row: ClassVar[int]
 
     def task_ids(self) -> list[str]:
-        """Return the names of all partitions; none where the phase is off."""
-        is_enabled = self.is_enabled(self.config)
-        return name_partitions(self.num_partitions) if is_enabled else []
+        """Return the names of all partitions."""
+        return name_partitions(self.num_partitions)
 
     @cached_property
     def num_partitions(self) -> int:

@@ -9,8 +9,6 @@ from config_files.reader import ConfigError
 from pipeline.config import RunConfig
 from pipeline.config.changes import Changes, list_changes
 from pipeline.phases import registry
-from pipeline.phases.annotate import Annotate
-from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.select import Select
@@ -43,11 +41,10 @@ def preview(run: RunFolder, overrides: Sequence[str]) -> Preview:
             has not stored.
         RunNotFound: select is not done yet.
     """
-    for phase in (Annotate, FuzzyDedup, Select):
-        if not run.has_finished(phase.name):
-            raise RunNotFound(
-                f"{run.run_dir}: {phase.name} is not done yet; run the config to its end first"
-            )
+    if not run.has_finished(Select.name):
+        raise RunNotFound(
+            f"{run.run_dir}: select is not done yet; run the config to its end first"
+        )
     stored, changed = run.change_config(), run.change_config(overrides)
     changes = dict(
         list_changes(stored.model_dump(mode="json"), changed.model_dump(mode="json"))

@@ -57,6 +57,25 @@ def test_a_digest_is_remembered_while_the_file_stays_as_it_is(
     assert compute_digests([file]) == [(4, "0" * 64)]
 
 
+def test_the_memory_holds_files_that_exist(file: Path, memory: Path) -> None:
+    """A deleted file is forgotten when another one is remembered."""
+    compute_digests([file])
+    other = file.with_name("b.wet")
+    other.write_bytes(b"56")
+    file.unlink()
+    compute_digests([other])
+    assert [Path(name).name for name in json.loads(memory.read_text())] == ["b.wet"]
+
+
+def test_a_memory_that_cannot_be_written_is_a_warning(
+    file: Path, memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The digests are right."""
+    memory.parent.write_text("no folder")
+    assert compute_digests([file]) == [(4, sha256(b"1234"))]
+    assert "the next run reads new files again" in caplog.text
+
+
 def test_changed_content_of_equal_size_and_time_is_noticed(
     file: Path, memory: Path
 ) -> None:

@@ -276,6 +276,17 @@ def test_more_memory_reads_more_shards_at_once(
     assert max(sizes) == min(expected, 2)
 
 
+def test_small_parts_of_a_shard_are_read_together(small: Small) -> None:
+    """Also where memory holds one shard: 800 splits have 6,250 tokens of it each. Four groups remain for a slot."""
+    config = small.config(
+        write_shards={"shard_tokens": 5_000_000}, engine={"memory_mb": 1000}
+    )
+    assert WriteShards.count_held(config) == 1
+    assert WriteShards.count_group_tasks(config, 800, 500, 1) == 10
+    assert WriteShards.count_group_tasks(config, 800, 500, 25) == 5
+    assert WriteShards.count_group_tasks(config, 8, 500, 1) == 1
+
+
 @pytest.mark.parametrize(
     ("num_splits", "num_shards", "num_slots", "expected"),
     [

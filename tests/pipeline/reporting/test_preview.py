@@ -268,7 +268,7 @@ def test_preview_reads_only_the_run_and_writes_nothing(
 
 def test_run_without_select_is_an_error(signals: Small) -> None:
     """Before select has run there is nothing to compare with."""
-    list(run_until(signals.plan(), "fuzzy_dedup"))
+    list(run_until(signals.plan(), "annotate"))
     with pytest.raises(
         RunNotFound, match="select is not done yet; run the config to its end first"
     ):
