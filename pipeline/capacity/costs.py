@@ -22,14 +22,17 @@ from pipeline.phases.dedup.fuzzy_candidates import (
     BYTES_PER_BAND_HASH,
     FuzzyCandidates,
     FuzzyNgrams,
+    Rule,
 )
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
 from pipeline.phases.dedup.fuzzy_members import FuzzyMemberNgrams, FuzzyMembers
 from pipeline.phases.dedup.merge_clusters import (
     BYTES_PER_PAIR,
+    MEMBERS_PER_BATCH,
     FuzzyMerge,
     FuzzyRanges,
+    count_tasks,
 )
 from pipeline.phases.dedup.merge_forests import HELD_BYTES
 from pipeline.phases.dedup.paragraph_dedup import BYTES_PER_HASH, ParagraphDedup
@@ -118,6 +121,7 @@ RECORD_S = 60e-6
 
 # As `cut_by`: a file that `finish` writes, with a part for each task that reads it.
 MERGED = "finish"
+
 # The share of the documents with near-duplicates that are in a cluster of three or more, and the bytes of the
 # n-grams of a document of a WET file, 0.65 per character. Assumptions, where they were not measured.
 LARGER_CLUSTERS, SET_BYTES = 0.5, 3_600
@@ -129,16 +133,18 @@ class Read:
 
     Attributes:
         artifact: the file.
-        cut_by: the phase whose tasks are ranges of the file, or MERGED. None: each task
-            reads the file of its split, from its start to its end.
+        cut_by: the phase whose tasks are ranges of the file, or MERGED. None: each task reads the
+            file of its split, from its start to its end.
         gets: requests per range. Of a whole file, None: those of a sequential read.
         small_columns_of: the amount of the rows, where only columns without the text are read.
+        has_crcs: its parts have CRCs of their own, so the record of its task is not read.
     """
 
     artifact: Artifact
     cut_by: str | None = None
     gets: int | None = None
     small_columns_of: str | None = None
+    has_crcs: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,8 +156,8 @@ class PhaseCost:
         steps: other amounts for single steps: `read`, `write`, or the name of a stage.
         holds: amount -> memory per item that a task holds until its end.
         reads: the parents' files that the tasks read.
-        count_tasks: by the config and the amounts, to be rounded up; None: a task per input split, or
-            as many as `exchanges` gives.
+        count_tasks: by the config, the amounts and the number of splits, of previous runs too; to be rounded
+            up. None: a task per input split, or as many as `exchanges` gives.
         exchanges: the amount of the rows that tasks exchange between all splits, by ranges.
         bytes_per_row: memory per row of a range.
         uses_scratch: whether a range is always in local scratch, not only if memory is too small.
@@ -162,7 +168,7 @@ class PhaseCost:
     steps: Mapping[str, str] = field(default_factory=dict[str, str])
     holds: Mapping[str, float] = field(default_factory=dict[str, float])
     reads: tuple[Read, ...] = ()
-    count_tasks: Callable[[RunConfig, Mapping[str, float]], float] | None = None
+    count_tasks: Callable[[RunConfig, Mapping[str, float], int], float] | None = None
     exchanges: str | None = None
     bytes_per_row: float = 0.0
     uses_scratch: bool = False
@@ -219,8 +225,32 @@ def count_puts(num_bytes: float) -> int:
     return 1 if num_bytes <= SINGLE_PUT_BYTES else math.ceil(num_bytes / PART_BYTES) + 2
 
 
-def _count_merged_ranges(config: RunConfig, amounts: Mapping[str, float]) -> int:
+def _has_rule(config: RunConfig) -> bool:
+    return Rule.from_config(config) is not None
+
+
+def _count_sources_compared(
+    config: RunConfig, amounts: Mapping[str, float], num_sources: int
+) -> int:
+    """Return a task per split; 0 where no n-grams are compared."""
+    del amounts
+    return num_sources * _has_rule(config)
+
+
+def _count_cluster_tasks(
+    config: RunConfig, amounts: Mapping[str, float], num_sources: int
+) -> int:
+    """Return the tasks of fuzzy_dedup."""
+    num_batches = max(1, math.ceil(amounts["clustered"] / MEMBERS_PER_BATCH))
+    ngram_bytes = amounts["clustered"] * SET_BYTES * _has_rule(config)
+    return count_tasks(num_batches, num_sources, ngram_bytes)
+
+
+def _count_merged_ranges(
+    config: RunConfig, amounts: Mapping[str, float], num_sources: int
+) -> int:
     """Return 0 where one task can merge all pairs."""
+    del num_sources
     num_pairs = math.ceil(amounts["clustered"] * PAIRS_PER_DOCUMENT)
     memory_mb = config.engine.get_memory_mb(FuzzyRanges.name)
     num_tasks = count_partitions(num_pairs, BYTES_PER_PAIR, memory_mb, NUM_RANGES)
@@ -238,6 +268,8 @@ _SCORES = Read(Annotate.documents, small_columns_of="scored")
 _FILTERED = PhaseCost(
     "scored", reads=(_SCORES, Read(FuzzyDedup.dropped, MERGED, GETS_PER_MERGED_FILE))
 )
+
+_NGRAMS = Read(Annotate.ngrams, has_crcs=True)
 
 COSTS: dict[str, PhaseCost] = {
     "extract": PhaseCost("text", steps={"read": "content"}, holds={"paragraphs": 64}),
@@ -290,8 +322,9 @@ COSTS: dict[str, PhaseCost] = {
     ),
     "fuzzy_ngrams": PhaseCost(
         "left",
-        reads=(Read(FuzzyCandidates.wanted, "fuzzy_candidates"), Read(Annotate.ngrams)),
+        reads=(Read(FuzzyCandidates.wanted, "fuzzy_candidates"), _NGRAMS),
         assumed={"sets": Line(rate=0.65 * 16 * SHARED_BANDS)},
+        count_tasks=_count_sources_compared,
     ),
     "fuzzy_clusters": PhaseCost(
         "band_hashes",
@@ -320,11 +353,15 @@ COSTS: dict[str, PhaseCost] = {
         "clustered",
         reads=(Read(FuzzyMerge.clusters, MERGED, GETS_PER_MERGED_FILE),),
         assumed={"wanted": Line(rate=8 * LARGER_CLUSTERS)},
+        count_tasks=lambda config, amounts, num_sources: (
+            _count_cluster_tasks(config, amounts, num_sources) if _has_rule(config) else 0
+        ),
     ),
     "fuzzy_member_ngrams": PhaseCost(
         "clustered",
-        reads=(Read(FuzzyMembers.wanted, "fuzzy_members"), Read(Annotate.ngrams)),
+        reads=(Read(FuzzyMembers.wanted, "fuzzy_members"), _NGRAMS),
         assumed={"sets": Line(rate=SET_BYTES * LARGER_CLUSTERS)},
+        count_tasks=_count_sources_compared,
     ),
     "fuzzy_dedup": PhaseCost(
         "clustered",
@@ -333,6 +370,7 @@ COSTS: dict[str, PhaseCost] = {
             Read(FuzzyMerge.clusters, MERGED, GETS_PER_MERGED_FILE),
             Read(FuzzyMemberNgrams.sets, "fuzzy_members"),
         ),
+        count_tasks=_count_cluster_tasks,
         uses_scratch=True,
     ),
     "signal_percentiles": PhaseCost("scored", reads=(_SCORES,)),
@@ -356,7 +394,7 @@ COSTS: dict[str, PhaseCost] = {
             Read(TokenizeDocuments.tokens, "write_shards", GETS_PER_TOKEN_CELL),
             Read(TokenizeDocuments.documents, "write_shards", GETS_PER_TOKEN_CELL),
         ),
-        count_tasks=lambda config, amounts: (
+        count_tasks=lambda config, amounts, _: (
             amounts["tokens"] / config.write_shards.shard_tokens
         ),
         uses_scratch=True,

@@ -16,17 +16,12 @@ from pipeline.capacity.resources import make_request
 from pipeline.config import RunConfig
 from pipeline.inputs.input_splits import WET_BYTES, get_files_per_split
 from pipeline.phases import registry
-from pipeline.phases.annotate import Annotate
 from pipeline.phases.artifact import MergedArtifact
-from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates, FuzzyNgrams, Rule
+from pipeline.phases.dedup.fuzzy_candidates import FuzzyCandidates
 from pipeline.phases.dedup.fuzzy_clusters import FuzzyClusters
 from pipeline.phases.dedup.fuzzy_dedup import FuzzyDedup
-from pipeline.phases.dedup.fuzzy_members import FuzzyMemberNgrams, FuzzyMembers
-from pipeline.phases.dedup.merge_clusters import (
-    MEMBERS_PER_BATCH,
-    FuzzyMerge,
-    count_tasks,
-)
+from pipeline.phases.dedup.fuzzy_members import FuzzyMembers
+from pipeline.phases.dedup.merge_clusters import FuzzyMerge
 from pipeline.phases.dedup.paragraph_dedup import ParagraphDedup
 from pipeline.phases.extract import Extract
 from pipeline.phases.phase import Phase
@@ -372,19 +367,10 @@ class CostModel:
         if not phase.is_enabled(self.config):
             return 0
         if cost.count_tasks is not None:
-            return math.ceil(cost.count_tasks(self.config, self.amounts))
+            num_sources = self.num_splits + self.num_previous_splits
+            return math.ceil(cost.count_tasks(self.config, self.amounts, num_sources))
         if cost.exchanges is not None:
             return self.count_ranges(phase)
-        num_sources = self.num_splits + self.num_previous_splits
-        has_rule = Rule.from_config(self.config) is not None
-        if phase in (FuzzyNgrams, FuzzyMemberNgrams):
-            return num_sources * has_rule
-        if phase in (FuzzyMembers, FuzzyDedup):
-            clustered = self.amounts["clustered"]
-            num_batches = max(1, math.ceil(clustered / MEMBERS_PER_BATCH))
-            ngram_bytes = clustered * costs.SET_BYTES * has_rule
-            is_empty = phase is FuzzyMembers and not has_rule
-            return 0 if is_empty else count_tasks(num_batches, num_sources, ngram_bytes)
         return self.num_splits
 
     def count_ranges(self, phase: type[Phase]) -> int:
@@ -502,13 +488,12 @@ class CostModel:
     def _estimate_traffic(self, phase: type[Phase]) -> _Traffic:
         """Return what the tasks of a phase read and write, by how many requests."""
         num_tasks, traffic = self.count_tasks(phase), _Traffic()
-        # Parents, whose records are read. N-grams have CRCs of their own.
-        opened: set[str] = set()
+        opened: set[str] = set()  # parents, whose records are read
         for read in list_reads(phase, self.config):
             parent = registry.find_phase(read.artifact.phase)
             if read.artifact.kind in self._estimate_written(parent):
                 self._add_read(traffic, phase, read, num_tasks)
-                if read.cut_by is None and read.artifact is not Annotate.ngrams:
+                if read.cut_by is None and not read.has_crcs:
                     opened.add(parent.name)
         traffic.gets += len(opened) * num_tasks * costs.GETS_PER_RECORD
         traffic.gets += self._count_record_reads(phase, num_tasks) * costs.GETS_PER_RECORD

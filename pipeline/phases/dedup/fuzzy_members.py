@@ -16,6 +16,7 @@ from pipeline.phases.dedup.merge_clusters import FuzzyMerge
 from pipeline.phases.dedup.sent_ngrams import SETS, WANTED, SendNgrams, WantedSets
 from pipeline.phases.phase import PartitionPhase
 from stages.contract import Counters
+from stages.dedup.minhash import flatten_lists
 
 
 class FuzzyMembers(PartitionPhase):
@@ -43,7 +44,10 @@ class FuzzyMembers(PartitionPhase):
         for index in merge.batches_of_tasks[task_id]:
             clusters = merge.read_clusters(index)
             compared = clusters.filter(pa.array(~are_decided(clusters, rule)))
-            wanted.add(*(_flatten(compared[name]) for name in ("documents", "ngrams")))
+            (_, documents), (_, places) = map(
+                flatten_lists, (compared["documents"], compared["ngrams"])
+            )
+            wanted.add(documents, places)
         with self.folder.commit(task_id) as output:
             num_wanted = wanted.write(self, output, self.wanted.file_name(task_id))
             counters.add("sets_wanted", num_wanted)
@@ -69,7 +73,3 @@ def are_decided(clusters: pa.RecordBatch, rule: Rule | None) -> NDArray[np.bool_
     # That one of the two contains the other does not say which one.
     was_compared = clusters["was_compared"].to_numpy(zero_copy_only=False)
     return was_compared & (not rule.must_contain)
-
-
-def _flatten(lists: pa.LargeListArray) -> NDArray[np.uint64]:
-    return lists.flatten().to_numpy()
