@@ -130,7 +130,7 @@ def show_value(value: Any) -> str:
 def _format_place(steps: tuple[str | int, ...]) -> str:
     place = ""
     for step in steps:
-        if step != "[key]":  # pydantic's mark of a key of a dict
+        if step != "[key]":  # pydantic adds it to the place of a dict's key
             is_name = isinstance(step, str) and step.isidentifier()
             place += f".{step}" if is_name else f"[{show_value(step)}]"
     return place.removeprefix(".")

@@ -21,7 +21,7 @@ class Skipped(Exception):
 def call_apart(
     function: Callable[..., Any], *arguments: Any, log: Path, limit_s: float
 ) -> Any:
-    """Return what the function returns.
+    """Call a function in a separate process, and return its result.
 
     Args:
         function: one of a module.

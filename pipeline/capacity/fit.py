@@ -179,7 +179,7 @@ def _read_samples(run: RunFolder) -> Iterator[_TaskSample]:
 
 
 def _sum_amounts(run: RunFolder, split_amounts: Mapping[str, Amounts]) -> Amounts:
-    """Return the amounts of a run, from those of its splits and of its partitions."""
+    """Return amount -> its total over all splits and partitions of a run."""
     totals: defaultdict[str, float] = defaultdict(float)
     for amounts in split_amounts.values():
         for name, amount in amounts.items():

@@ -136,7 +136,7 @@ def _estimate_optimizer_bytes(
     trained = select_trained(weights.all)
     numbers = 2 * count(trained, layout.shard)
     if config.optimizer.algorithm == "muon":
-        # One momentum for each number of the blocks' matrices.
+        # Muon keeps one state per parameter of the blocks' matrices, Adam two.
         matrices = [weight for weight in select_trained(weights.block) if weight.is_matrix]
         numbers -= weights.num_layers * count(matrices, layout.shard)
     if config.parallel.strategy == "zero1":
